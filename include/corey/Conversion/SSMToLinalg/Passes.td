@@ -1,0 +1,74 @@
+//===- Passes.td - CPU lowering of the ssm dialect ---------*- tablegen -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef COREY_CONVERSION_SSMTOLINALG_PASSES_TD
+#define COREY_CONVERSION_SSMTOLINALG_PASSES_TD
+
+include "mlir/Pass/PassBase.td"
+
+def ConvertSSMToLinalg : Pass<"convert-ssm-to-linalg", "::mlir::ModuleOp"> {
+  let summary = "Lower ssm ops to linalg and to loops over vectors";
+  let description = [{
+    Elementwise ops become `linalg.generic`, so that linalg's passes fuse them.
+    Everything with a recurrence or a reduction becomes loops over memrefs in the
+    scf and vector dialects, wrapped in `bufferization.to_buffer` and
+    `to_tensor`: for scans, channels (or the channels of a head) stand across the
+    lanes, tokens run in order, and `scf.parallel` runs over sequences and blocks
+    of channels. A chunk is the step of a loop around the tokens; the state
+    crosses it in f32.
+
+    All arithmetic is f32. Calls to the run-time library (`corey_rt_*`) appear
+    for large projections, chunks, statistics and checks that depend on data.
+
+    ```mlir
+    %y = ssm.silu %x : tensor<?x64xf32>
+    ```
+
+    becomes
+
+    ```mlir
+    %y = linalg.generic {...} ins(%x : tensor<?x64xf32>) outs(%init : tensor<?x64xf32>) {
+    ^bb0(%in: f32, %out: f32):
+      ...
+      linalg.yield %r : f32
+    } -> tensor<?x64xf32>
+    ```
+  }];
+  let options = [
+    Option<"vectorBits", "vector-bits", "int64_t", /*default=*/"0",
+      "Width of a vector register: 256 (AVX2) or 512 (AVX-512). 0 (default) takes the host's.">
+  ];
+  let statistics = [
+    Statistic<"numLoweredOps", "num-lowered-ops", "Number of ssm ops lowered">
+  ];
+  let dependentDialects = [
+    "::mlir::arith::ArithDialect", "::mlir::bufferization::BufferizationDialect",
+    "::mlir::func::FuncDialect", "::mlir::linalg::LinalgDialect",
+    "::mlir::LLVM::LLVMDialect", "::mlir::math::MathDialect",
+    "::mlir::memref::MemRefDialect", "::mlir::scf::SCFDialect",
+    "::mlir::tensor::TensorDialect", "::mlir::vector::VectorDialect"
+  ];
+}
+
+def ExpandScalarMath : Pass<"corey-expand-math"> {
+  let summary = "Expand elementary functions and narrow float types for the CPU";
+  let description = [{
+    Replaces `math.exp`, `math.log1p` and `math.erf` on f32 by polynomials that
+    the back end vectorises, and conversions to and from bf16 and f8E4M3FN by
+    integer arithmetic with round to nearest even (x86 has no such instructions
+    before AVX512-BF16, and the library calls are scalar).
+  }];
+  let options = [
+    Option<"vectorBits", "vector-bits", "int64_t", /*default=*/"0",
+      "Width of a vector register; see convert-ssm-to-linalg.">
+  ];
+  let dependentDialects = [
+    "::mlir::arith::ArithDialect", "::mlir::LLVM::LLVMDialect",
+    "::mlir::math::MathDialect", "::mlir::vector::VectorDialect"
+  ];
+}
+
+#endif // COREY_CONVERSION_SSMTOLINALG_PASSES_TD

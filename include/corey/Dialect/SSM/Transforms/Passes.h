@@ -1,0 +1,34 @@
+//===- Passes.h - Transformations of the ssm dialect -*- C++ -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef COREY_DIALECT_SSM_TRANSFORMS_PASSES_H
+#define COREY_DIALECT_SSM_TRANSFORMS_PASSES_H
+
+#include "mlir/Pass/Pass.h"
+
+namespace corey::ssm {
+
+/// Names of the attributes that tie compiled functions to their module.
+/// @{
+/// On a function argument: the symbol of the weight it receives.
+inline constexpr llvm::StringLiteral kWeightArgAttr = "ssm.weight";
+/// On a function argument or result: its name for users.
+inline constexpr llvm::StringLiteral kNameAttr = "ssm.name";
+/// On a shape function: what its constraints stand for.
+inline constexpr llvm::StringLiteral kConstraintsAttr = "ssm.constraints";
+/// Suffix of a shape function's name.
+inline constexpr llvm::StringLiteral kShapesSuffix = ".shapes";
+/// @}
+
+#define GEN_PASS_DECL
+#include "corey/Dialect/SSM/Transforms/Passes.h.inc"
+
+#define GEN_PASS_REGISTRATION
+#include "corey/Dialect/SSM/Transforms/Passes.h.inc"
+
+} // namespace corey::ssm
+
+#endif // COREY_DIALECT_SSM_TRANSFORMS_PASSES_H

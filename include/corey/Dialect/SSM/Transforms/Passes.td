@@ -1,0 +1,92 @@
+//===- Passes.td - Transformations of the ssm dialect ------*- tablegen -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef COREY_DIALECT_SSM_TRANSFORMS_PASSES_TD
+#define COREY_DIALECT_SSM_TRANSFORMS_PASSES_TD
+
+include "mlir/Pass/PassBase.td"
+
+def SSMBindChunks : Pass<"ssm-bind-chunks", "::mlir::ModuleOp"> {
+  let summary = "Make the chunk of every scan a value bound at run time";
+  let description = [{
+    Replaces `#ssm.chunk<runtime = @site>` by the result of an `ssm.bind_chunk`
+    on that site, and gives every scan that names neither a site nor a constant
+    a site of its own (`scan0`, `scan1`, ... in program order). Constants stay.
+    Afterwards a chunk is an SSA value, and nothing downstream knows who chose it.
+
+    ```mlir
+    %y = ssm.selective_scan %u, %delta, %A, %B, %C {chunk = #ssm.chunk<runtime = @scan>} : ...
+    ```
+
+    becomes
+
+    ```mlir
+    %0 = tensor.dim %u, %c0 : tensor<?x?x64xf32>
+    %1 = tensor.dim %u, %c1 : tensor<?x?x64xf32>
+    %2 = ssm.bind_chunk @scan(%0, %1)
+    %y = ssm.selective_scan %u, %delta, %A, %B, %C chunk_size(%2) : ...
+    ```
+  }];
+  let options = [
+    Option<"policy", "policy", "std::string", /*default=*/"\"\"",
+      "Policy recorded at every site it binds; empty (default) leaves the choice to the run time.">
+  ];
+  let statistics = [
+    Statistic<"numBoundSites", "num-bound-sites", "Number of scans bound to a run-time site">,
+    Statistic<"numStaticChunks", "num-static-chunks", "Number of scans with a constant chunk">
+  ];
+  let dependentDialects = ["::mlir::tensor::TensorDialect", "::mlir::arith::ArithDialect"];
+}
+
+def SSMWeightsToArguments : Pass<"ssm-weights-to-arguments", "::mlir::ModuleOp"> {
+  let summary = "Pass weights to the functions that use them";
+  let description = [{
+    Gives every public function one trailing argument per weight it uses, marked
+    `ssm.weight = "symbol"`, and replaces `ssm.get_weight` by it. The
+    `ssm.weight` declarations stay for the run time to bind.
+
+    ```mlir
+    ssm.weight @w : tensor<64xf32>
+    func.func @main(%x: tensor<?x64xf32>) -> tensor<?x64xf32> {
+      %w = ssm.get_weight @w : tensor<64xf32>
+      ...
+    ```
+
+    becomes
+
+    ```mlir
+    ssm.weight @w : tensor<64xf32>
+    func.func @main(%x: tensor<?x64xf32>, %w: tensor<64xf32> {ssm.weight = "w"}) -> tensor<?x64xf32> {
+      ...
+    ```
+  }];
+  let statistics = [
+    Statistic<"numArguments", "num-arguments", "Number of weight arguments added">
+  ];
+}
+
+def SSMShapeFunctions : Pass<"ssm-shape-functions", "::mlir::ModuleOp"> {
+  let summary = "Add a function that computes result shapes and checks arguments";
+  let description = [{
+    For every public function `@f` on tensors adds `@f.shapes(%in, %out)`: `%in`
+    holds the dimensions of the arguments one after another, `%out` receives
+    those of the results, followed by one pair of sizes per constraint that the
+    types leave open. Both numbers of a pair must be equal for `@f` to run; what
+    they stand for is listed in the attribute `ssm.constraints`, as
+    `[argument, dimension, argument, dimension, "message"]` with -1 where a side
+    is not simply a dimension of an argument.
+
+    The run time sizes outputs and refuses inconsistent arguments with it before
+    anything runs.
+  }];
+  let statistics = [
+    Statistic<"numConstraints", "num-constraints", "Number of run-time shape constraints">
+  ];
+  let dependentDialects = ["::mlir::arith::ArithDialect", "::mlir::func::FuncDialect",
+                           "::mlir::memref::MemRefDialect", "::mlir::tensor::TensorDialect"];
+}
+
+#endif // COREY_DIALECT_SSM_TRANSFORMS_PASSES_TD

@@ -1,0 +1,61 @@
+//===- Passes.td - Steps of the CPU pipeline on buffers ----*- tablegen -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef COREY_PIPELINES_PASSES_TD
+#define COREY_PIPELINES_PASSES_TD
+
+include "mlir/Pass/PassBase.td"
+
+def Bufferize : Pass<"corey-bufferize", "::mlir::ModuleOp"> {
+  let summary = "One-shot bufferization with the calling convention of compiled functions";
+  let description = [{
+    Arguments become memrefs with dynamic strides but for a unit innermost one,
+    so that slices and padded tensors are read where they are. Results become
+    trailing memref arguments that the caller provides; a result that is a fresh
+    allocation is written in place.
+  }];
+  let dependentDialects = ["::mlir::bufferization::BufferizationDialect",
+                           "::mlir::memref::MemRefDialect", "::mlir::linalg::LinalgDialect"];
+}
+
+def InsertDeallocations : Pass<"corey-insert-deallocations", "::mlir::func::FuncOp"> {
+  let summary = "Free every allocation after its last use";
+  let description = [{
+    Expects structured control flow in which no allocation leaves its block but
+    through views. Frees early, so that the arena can reuse the memory within a
+    call.
+  }];
+  let statistics = [
+    Statistic<"numDeallocations", "num-deallocations", "Number of deallocations inserted">
+  ];
+  let dependentDialects = ["::mlir::memref::MemRefDialect"];
+}
+
+def SerializeInnerLoops : Pass<"corey-serialize-inner-loops", "::mlir::func::FuncOp"> {
+  let summary = "Keep the innermost dimension of parallel loops in one thread";
+  let description = [{
+    Splits the last dimension off every `scf.parallel` that was made from a
+    linalg op, so that the back end vectorises it; one-dimensional loops become
+    serial.
+  }];
+  let dependentDialects = ["::mlir::scf::SCFDialect"];
+}
+
+def GuardParallelRegions : Pass<"corey-guard-parallel-regions", "::mlir::ModuleOp"> {
+  let summary = "Run parallel regions of one iteration without starting threads";
+  let dependentDialects = ["::mlir::arith::ArithDialect"];
+}
+
+def RuntimeAllocation : Pass<"corey-runtime-allocation", "::mlir::ModuleOp"> {
+  let summary = "Allocate through the run-time library";
+  let description = [{
+    Replaces calls of `malloc` and `free` by `corey_rt_malloc` and
+    `corey_rt_free`, which serve a call from memory kept from earlier ones.
+  }];
+  let dependentDialects = ["::mlir::LLVM::LLVMDialect"];
+}
+
+#endif // COREY_PIPELINES_PASSES_TD

@@ -1,0 +1,156 @@
+//===- LoweringUtils.cpp - Shared pieces of the ssm lowerings -*- C++ -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "LoweringUtils.h"
+#include "mlir/Dialect/Bufferization/IR/Bufferization.h"
+#include "mlir/Dialect/Func/IR/FuncOps.h"
+
+using namespace mlir;
+using namespace corey;
+
+/// A memref type with dynamic strides but for the innermost one.
+static MemRefType stridedType(RankedTensorType type) {
+  SmallVector<int64_t> strides(type.getRank(), ShapedType::kDynamic);
+  if (!strides.empty())
+    strides.back() = 1;
+  return MemRefType::get(type.getShape(), type.getElementType(),
+                         StridedLayoutAttr::get(type.getContext(),
+                                                ShapedType::kDynamic, strides));
+}
+
+Value OpLowering::buffer(Value tensor) {
+  if (!tensor)
+    return {};
+  return bufferization::ToBufferOp::create(
+      b, loc, stridedType(cast<RankedTensorType>(tensor.getType())), tensor,
+      /*read_only=*/true);
+}
+
+Value OpLowering::output(unsigned i) {
+  if (resultShapes.empty())
+    (void)cast<ReifyRankedShapedTypeOpInterface>(op).reifyResultShapes(
+        b, resultShapes);
+  auto type = cast<RankedTensorType>(op->getResult(i).getType());
+  Values sizes;
+  for (int64_t dim = 0; dim < type.getRank(); ++dim)
+    if (type.isDynamicDim(dim))
+      sizes.push_back(
+          getValueOrCreateConstantIndexOp(b, loc, resultShapes[i][dim]));
+  return memref::AllocOp::create(
+      b, loc, MemRefType::get(type.getShape(), type.getElementType()), sizes,
+      b.getI64IntegerAttr(64));
+}
+
+Value OpLowering::f32Like(Value memref) {
+  auto type = cast<MemRefType>(memref.getType());
+  Values sizes;
+  for (int64_t i = 0; i < type.getRank(); ++i)
+    if (type.isDynamicDim(i))
+      sizes.push_back(dim(memref, i));
+  return memref::AllocOp::create(b, loc,
+                                 MemRefType::get(type.getShape(), b.getF32Type()),
+                                 sizes, b.getI64IntegerAttr(64));
+}
+
+void OpLowering::replace(PatternRewriter &rewriter, ValueRange buffers) {
+  Values tensors;
+  for (auto [result, buffer] : llvm::zip_equal(op->getResults(), buffers))
+    tensors.push_back(bufferization::ToTensorOp::create(
+        b, loc, result.getType(), buffer, /*restrict=*/true, /*writable=*/true));
+  rewriter.replaceOp(op, tensors);
+}
+
+Value OpLowering::callRuntime(StringRef name, ValueRange arguments, Type result) {
+  auto module = op->getParentOfType<ModuleOp>();
+  TypeRange results = result ? TypeRange(result) : TypeRange();
+  if (!module.lookupSymbol<func::FuncOp>(name)) {
+    OpBuilder::InsertionGuard guard(b);
+    b.setInsertionPointToStart(module.getBody());
+    func::FuncOp::create(b, module.getLoc(), name,
+                         b.getFunctionType(arguments.getTypes(), results))
+        .setPrivate();
+  }
+  auto call = func::CallOp::create(b, loc, name, results, arguments);
+  return result ? call.getResult(0) : Value();
+}
+
+Value OpLowering::address(Value memref) {
+  Value base = memref::ExtractAlignedPointerAsIndexOp::create(b, loc, memref);
+  auto metadata = memref::ExtractStridedMetadataOp::create(b, loc, memref);
+  int64_t bytes =
+      cast<MemRefType>(memref.getType()).getElementTypeBitWidth() / 8;
+  return toI64(add(base, mul(metadata.getOffset(), bytes)));
+}
+
+Value OpLowering::toI64(Value index) {
+  return arith::IndexCastOp::create(b, loc, b.getI64Type(), index);
+}
+
+void OpLowering::parallelOver(Value memref, int64_t rank,
+                              llvm::function_ref<void(ValueRange)> body) {
+  Values uppers;
+  for (int64_t i = 0; i < rank; ++i)
+    uppers.push_back(dim(memref, i));
+  if (uppers.empty())
+    return body({});
+  parallel(uppers, body);
+}
+
+//===----------------------------------------------------------------------===//
+// Sequences
+//===----------------------------------------------------------------------===//
+
+Sequences::Sequences(LoopEmitter &e, OpLowering &lowering, Value input,
+                     Value starts)
+    : starts(starts), length(e.dim(input, 1)) {
+  if (!starts) {
+    count = e.dim(input, 0);
+    return;
+  }
+  count = e.dim(starts, 0);
+  // What the kernels rely on is enforced by range(); this reports the mistake.
+  Value i64Length = lowering.toI64(length);
+  e.forLoop(e.index(0), count, e.index(1), [&](Value s) {
+    auto at = [&](Value i) {
+      return arith::ExtSIOp::create(
+                 e.b, e.loc, e.b.getI64Type(),
+                 memref::LoadOp::create(e.b, e.loc, starts, i))
+          .getResult();
+    };
+    Value previous = e.max(e.sub(s, e.index(1)), e.index(0));
+    lowering.callRuntime("corey_rt_check_sequence_start",
+                         {lowering.toI64(s), at(s), at(previous), i64Length});
+  });
+}
+
+Sequences::Range Sequences::range(LoopEmitter &e, Value row) const {
+  if (!starts)
+    return {row, e.index(0), length};
+  auto at = [&](Value i) -> Value {
+    Value start = memref::LoadOp::create(e.b, e.loc, starts, i);
+    start = arith::IndexCastOp::create(e.b, e.loc, e.b.getIndexType(), start);
+    return e.max(e.min(start, length), e.index(0));
+  };
+  Value next = e.add(row, 1);
+  Value last = e.sub(count, e.index(1));
+  Value isLast = e.cmp(arith::CmpIPredicate::sge, next, count);
+  Value begin = at(row);
+  Value end = arith::SelectOp::create(e.b, e.loc, isLast, length,
+                                      at(e.min(next, last)));
+  return {e.index(0), begin, e.max(begin, end)};
+}
+
+FailureOr<Value> corey::getChunk(LoopEmitter &e, ssm::ScanOpInterface op,
+                                 Value input) {
+  if (ssm::ChunkAttr attr = op.getScanChunkAttr()) {
+    if (!attr.isStatic())
+      return op->emitOpError("expected a bound chunk, got run-time site ")
+             << attr.getSite() << "; run ssm-bind-chunks first";
+    return e.index(attr.getSize());
+  }
+  Value chunk = op.getScanChunk();
+  return e.max(chunk ? chunk : e.dim(input, 1), e.index(1));
+}

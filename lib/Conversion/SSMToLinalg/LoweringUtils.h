@@ -1,0 +1,94 @@
+//===- LoweringUtils.h - Shared pieces of the ssm lowerings -*- C++ -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef COREY_LIB_CONVERSION_SSMTOLINALG_LOWERINGUTILS_H
+#define COREY_LIB_CONVERSION_SSMTOLINALG_LOWERINGUTILS_H
+
+#include "LoopEmitter.h"
+#include "corey/Dialect/SSM/IR/SSMOps.h"
+#include "mlir/IR/PatternMatch.h"
+
+namespace corey {
+
+/// Lowers one op on tensors to loops on memrefs: inputs are viewed as memrefs
+/// with a unit innermost stride, outputs are allocated, and the loops stand in
+/// between.
+class OpLowering : public LoopEmitter {
+public:
+  OpLowering(mlir::PatternRewriter &rewriter, mlir::Operation *op,
+             VectorTarget target)
+      : LoopEmitter(rewriter, op->getLoc(), target), op(op) {}
+
+  /// The memref of a tensor operand; null for null.
+  Value buffer(Value tensor);
+  /// Allocates the memref of result `index`, with the reified shape.
+  Value output(unsigned index);
+  /// An f32 buffer of the shape of `memref`.
+  Value f32Like(Value memref);
+  /// Replaces the op by the given buffers; `buffers` has one per result.
+  void replace(mlir::PatternRewriter &rewriter, mlir::ValueRange buffers);
+
+  /// Calls a function of the run-time library (runtime/device).
+  Value callRuntime(llvm::StringRef name, mlir::ValueRange arguments,
+                    mlir::Type result = {});
+  /// Address of element 0 of a memref, as i64.
+  Value address(Value memref);
+  Value toI64(Value index);
+
+  /// Loops in parallel over every index of the first `rank` axes.
+  void parallelOver(Value memref, int64_t rank,
+                    llvm::function_ref<void(mlir::ValueRange ivs)> body);
+
+  mlir::Operation *op;
+
+private:
+  mlir::ReifiedRankedShapedTypeDims resultShapes;
+};
+
+/// The sequences a scan runs over: the rows of a batch, or the sequences packed
+/// along L of the only row.
+struct Sequences {
+  /// `input` is [B, L, ...]; `starts` may be null. Emits the check of `starts`.
+  Sequences(LoopEmitter &e, OpLowering &lowering, mlir::Value input,
+            mlir::Value starts);
+  struct Range {
+    mlir::Value batch, begin, end;
+  };
+  /// Tokens of sequence `row`. Always within [0, L], whatever `starts` holds.
+  Range range(LoopEmitter &e, mlir::Value row) const;
+
+  mlir::Value count;
+
+private:
+  mlir::Value starts, length;
+};
+
+/// The target for registers of `vectorBits`, 0 meaning the host's; reports an
+/// error at `op` for anything but 0, 256 and 512.
+mlir::FailureOr<VectorTarget> getVectorTarget(mlir::Operation *op,
+                                              int64_t vectorBits);
+
+/// The chunk of a scan as a value of at least 1: its operand, its constant, or
+/// the whole length of `input`. Fails, with an error, on an unbound site.
+mlir::FailureOr<mlir::Value> getChunk(LoopEmitter &e, ssm::ScanOpInterface op,
+                                      mlir::Value input);
+
+template <typename OpTy>
+struct SSMLowering : public mlir::OpRewritePattern<OpTy> {
+  SSMLowering(mlir::MLIRContext *context, VectorTarget target)
+      : mlir::OpRewritePattern<OpTy>(context), target(target) {}
+  VectorTarget target;
+};
+
+void populateScanLowerings(mlir::RewritePatternSet &patterns, VectorTarget target);
+void populateSSDLowerings(mlir::RewritePatternSet &patterns, VectorTarget target);
+void populateRowLowerings(mlir::RewritePatternSet &patterns, VectorTarget target);
+void populateElementwiseLowerings(mlir::RewritePatternSet &patterns);
+void populateQuantizationLowerings(mlir::RewritePatternSet &patterns, VectorTarget target);
+
+} // namespace corey
+
+#endif // COREY_LIB_CONVERSION_SSMTOLINALG_LOWERINGUTILS_H

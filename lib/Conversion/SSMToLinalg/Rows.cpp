@@ -1,0 +1,412 @@
+//===- Rows.cpp - CPU lowering of ops along the last axis -*- C++ -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "LoweringUtils.h"
+#include "mlir/Dialect/Math/IR/Math.h"
+#include "mlir/Dialect/Vector/IR/VectorOps.h"
+
+using namespace mlir;
+using namespace corey;
+using namespace corey::ssm;
+
+static int64_t rankOf(Value memref) {
+  return cast<MemRefType>(memref.getType()).getRank();
+}
+
+static SmallVector<Value> append(ValueRange ivs, Value last) {
+  SmallVector<Value> indices(ivs);
+  indices.push_back(last);
+  return indices;
+}
+
+namespace {
+//===----------------------------------------------------------------------===//
+// rms_norm
+//===----------------------------------------------------------------------===//
+
+struct RMSNormLowering : public SSMLowering<RMSNormOp> {
+  using SSMLowering::SSMLowering;
+
+  LogicalResult matchAndRewrite(RMSNormOp op,
+                                PatternRewriter &rewriter) const override {
+    OpLowering e(rewriter, op, target);
+    Value x = e.buffer(op.getX()), weight = e.buffer(op.getWeight());
+    Value residual = e.buffer(op.getResidual()), z = e.buffer(op.getZ());
+    Value y = e.output(0);
+    Value residualOut = op.getResidualOut() ? e.output(1) : Value();
+    int64_t size = cast<ShapedType>(op.getX().getType()).getShape().back();
+    int64_t group = op.getGroupSize() ? static_cast<int64_t>(*op.getGroupSize()) : size;
+    double eps = op.getEps().convertToFloat();
+    bool gateFirst = z && !op.getNormBeforeGate();
+
+    e.parallelOver(x, rankOf(x) - 1, [&](ValueRange row) {
+      Value scratch = e.scratch({group});
+      e.forLoop(0, size, group, [&](Value base) {
+        // Pass 1: the value to normalise, and its sum of squares.
+        Value total;
+        auto squares = [&](Value i, int64_t lanes, Value sum) {
+          SmallVector<Value> at = append(row, e.add(base, i));
+          Value r = e.load(x, at, lanes);
+          if (residual)
+            r = e.addf(r, e.load(residual, at, lanes));
+          if (residualOut)
+            e.store(r, residualOut, at);
+          if (gateFirst)
+            r = e.mulf(r, e.silu(e.load(z, at, lanes)));
+          e.store(r, scratch, i);
+          return e.fma(r, r, sum);
+        };
+        int64_t full = group / target.lanes * target.lanes;
+        if (full) {
+          auto sums = e.forLoop(
+              e.index(0), e.index(full), e.index(target.lanes),
+              e.constant(0.0, target.lanes),
+              [&](Value i, ValueRange sum) -> LoopEmitter::Values {
+                return {squares(i, target.lanes, sum[0])};
+              });
+          total = e.sumLanes(sums[0]);
+        }
+        if (full < group) {
+          Value rest = e.sumLanes(squares(e.index(full), group - full,
+                                          e.constant(0.0, group - full)));
+          total = total ? e.addf(total, rest) : rest;
+        }
+        Value mean = e.divf(total, e.scalar(group));
+        Value root = math::SqrtOp::create(e.b, e.loc, e.addf(mean, e.scalar(eps)));
+        Value inverse = e.divf(e.scalar(1.0), root);
+        // Pass 2: scale.
+        e.forLanes(group, target.lanes, [&](Value i, int64_t lanes) {
+          SmallVector<Value> at = append(row, e.add(base, i));
+          Value r = e.mulf(e.load(scratch, i, lanes), e.splat(inverse, lanes));
+          r = e.mulf(r, e.load(weight, at.back(), lanes));
+          if (z && !gateFirst)
+            r = e.mulf(r, e.silu(e.load(z, at, lanes)));
+          e.store(r, y, at);
+        });
+      });
+    });
+    SmallVector<Value> results{y};
+    if (residualOut)
+      results.push_back(residualOut);
+    e.replace(rewriter, results);
+    return success();
+  }
+};
+
+//===----------------------------------------------------------------------===//
+// hadamard
+//===----------------------------------------------------------------------===//
+
+struct HadamardLowering : public SSMLowering<HadamardOp> {
+  using SSMLowering::SSMLowering;
+
+  LogicalResult matchAndRewrite(HadamardOp op,
+                                PatternRewriter &rewriter) const override {
+    OpLowering e(rewriter, op, target);
+    Value x = e.buffer(op.getX()), y = e.output(0);
+    int64_t size = cast<ShapedType>(op.getX().getType()).getShape().back();
+    int64_t block = op.getBlock();
+    int64_t lanes = std::min<int64_t>(block, target.lanes);
+    double factor = 1.0 / std::sqrt(static_cast<double>(block));
+
+    e.parallelOver(x, rankOf(x) - 1, [&](ValueRange row) {
+      Value scratch = e.scratch({block});
+      e.forLoop(0, size, block, [&](Value base) {
+        // The stages within a vector, on the way in.
+        e.forLoop(0, block, lanes, [&](Value i) {
+          Value v = e.load(x, append(row, e.add(base, i)), lanes);
+          for (int64_t half = 1; half < lanes; half *= 2)
+            v = butterflyWithin(e, v, half, lanes);
+          e.store(v, scratch, i);
+        });
+        // The stages between vectors.
+        for (int64_t half = lanes; half < block; half *= 2)
+          e.forLoop(0, block, 2 * half, [&](Value low) {
+            e.forLoop(e.index(0), e.index(half), e.index(lanes), [&](Value j) {
+              Value first = e.add(low, j), second = e.add(first, half);
+              Value a = e.load(scratch, first, lanes);
+              Value b = e.load(scratch, second, lanes);
+              e.store(e.addf(a, b), scratch, first);
+              e.store(e.subf(a, b), scratch, second);
+            });
+          });
+        e.forLoop(0, block, lanes, [&](Value i) {
+          Value v = e.mulf(e.load(scratch, i, lanes), e.constant(factor, lanes));
+          e.store(v, y, append(row, e.add(base, i)));
+        });
+      });
+    });
+    e.replace(rewriter, y);
+    return success();
+  }
+
+  /// One stage of butterflies between lanes `half` apart: lane i becomes
+  /// v[i] + v[i ^ half] where bit `half` of i is clear, else v[i ^ half] - v[i].
+  static Value butterflyWithin(OpLowering &e, Value v, int64_t half,
+                               int64_t lanes) {
+    SmallVector<int64_t> partner;
+    SmallVector<float> sign;
+    for (int64_t i = 0; i < lanes; ++i) {
+      partner.push_back(i ^ half);
+      sign.push_back(i & half ? -1.0f : 1.0f);
+    }
+    Value swapped = vector::ShuffleOp::create(e.b, e.loc, v, v, partner);
+    Value signs = arith::ConstantOp::create(
+        e.b, e.loc, DenseElementsAttr::get(e.vectorType(lanes), ArrayRef(sign)));
+    return e.fma(v, signs, swapped);
+  }
+};
+
+//===----------------------------------------------------------------------===//
+// projection
+//===----------------------------------------------------------------------===//
+
+struct ProjectionLowering : public SSMLowering<ProjectionOp> {
+  using SSMLowering::SSMLowering;
+
+  /// Up to this many rows the weights are streamed once, in their own type,
+  /// and reduced on the fly; beyond, a matrix product pays.
+  static constexpr int64_t kFewRows = 4;
+
+  LogicalResult matchAndRewrite(ProjectionOp op,
+                                PatternRewriter &rewriter) const override {
+    OpLowering e(rewriter, op, target);
+    Value x = e.buffer(op.getX()), weight = e.buffer(op.getWeight());
+    Value bias = e.buffer(op.getBias()), residual = e.buffer(op.getResidual());
+    Value scale = e.buffer(op.getWeightScale());
+    Value y = e.output(0);
+    int64_t rank = rankOf(x);
+    Value rows = e.index(1);
+    for (int64_t i = 0; i + 1 < rank; ++i)
+      rows = e.mul(rows, e.dim(x, i));
+
+    /// The value a sum starts from.
+    auto initial = [&](ValueRange row, Value m) {
+      Value sum = bias ? e.loadScalar(bias, m) : e.scalar(0.0);
+      return residual ? e.addf(sum, e.loadScalar(residual, append(row, m))) : sum;
+    };
+    auto scaleOf = [&](Value m) -> Value {
+      if (!scale)
+        return {};
+      return e.loadScalar(scale, rankOf(scale) ? ValueRange(m) : ValueRange());
+    };
+    int64_t inputs = cast<ShapedType>(op.getX().getType()).getShape().back();
+    int64_t outputs = cast<ShapedType>(op.getWeight().getType()).getDimSize(0);
+
+    auto streamed = [&] {
+      e.parallel({e.index(outputs)}, [&](ValueRange ivs) {
+        Value m = ivs[0];
+        serialOver(e, x, rank - 1, {}, [&](ValueRange row) {
+          Value total = e.scalar(0.0);
+          int64_t full = inputs / target.lanes * target.lanes;
+          auto product = [&](Value k, int64_t lanes, Value sum) {
+            return e.fma(e.load(x, append(row, k), lanes),
+                         e.load(weight, {m, k}, lanes), sum);
+          };
+          if (full) {
+            auto sums = e.forLoop(
+                e.index(0), e.index(full), e.index(target.lanes),
+                e.constant(0.0, target.lanes),
+                [&](Value k, ValueRange sum) -> LoopEmitter::Values {
+                  return {product(k, target.lanes, sum[0])};
+                });
+            total = e.sumLanes(sums[0]);
+          }
+          if (full < inputs)
+            total = e.addf(total, e.sumLanes(product(e.index(full), inputs - full,
+                                                     e.constant(0.0, inputs - full))));
+          if (Value factor = scaleOf(m))
+            total = e.mulf(total, factor);
+          e.storeScalar(e.addf(total, initial(row, m)), y, append(row, m));
+        });
+      });
+    };
+
+    auto product = [&] {
+      // The product runs in f32; operands of other types are widened first.
+      LoopEmitter::Values owned;
+      Value x32 = x, w32 = weight, y32 = y;
+      if (!isF32(x)) {
+        owned.push_back(x32 = e.f32Like(x));
+        e.parallelOver(x, rank - 1, [&](ValueRange row) {
+          e.forLanes(inputs, target.lanes, [&](Value k, int64_t lanes) {
+            e.store(e.load(x, append(row, k), lanes), x32, append(row, k));
+          });
+        });
+      }
+      if (!isF32(weight)) {
+        owned.push_back(w32 = e.f32Like(weight));
+        e.parallel({e.index(outputs)}, [&](ValueRange m) {
+          Value factor = scaleOf(m[0]);
+          e.forLanes(inputs, target.lanes, [&](Value k, int64_t lanes) {
+            Value w = e.load(weight, {m[0], k}, lanes);
+            if (factor)
+              w = e.mulf(w, e.splat(factor, lanes));
+            e.store(w, w32, {m[0], k});
+          });
+        });
+      }
+      if (!isF32(y))
+        owned.push_back(y32 = e.f32Like(y));
+      if (bias || residual)
+        e.parallelOver(y, rank - 1, [&](ValueRange row) {
+          e.forLanes(outputs, target.lanes, [&](Value m, int64_t lanes) {
+            Value v = bias ? e.load(bias, m, lanes) : Value();
+            if (residual) {
+              Value r = e.load(residual, append(row, m), lanes);
+              v = v ? e.addf(v, r) : r;
+            }
+            e.store(v, y32, append(row, m));
+          });
+        });
+      emitGemm(e, x32, w32, y32, rank, outputs, inputs, bias || residual);
+      if (y32 != y)
+        e.parallelOver(y, rank - 1, [&](ValueRange row) {
+          e.forLanes(outputs, target.lanes, [&](Value m, int64_t lanes) {
+            e.store(e.load(y32, append(row, m), lanes), y, append(row, m));
+          });
+        });
+      for (Value buffer : owned)
+        memref::DeallocOp::create(e.b, e.loc, buffer);
+    };
+
+    Value few = e.cmp(arith::CmpIPredicate::sle, rows, e.index(kFewRows));
+    e.ifThen(few, streamed, product);
+    e.replace(rewriter, y);
+    return success();
+  }
+
+  static bool isF32(Value memref) {
+    return getElementTypeOrSelf(memref.getType()).isF32();
+  }
+
+  /// Serial loops over the first `rank` axes.
+  static void serialOver(OpLowering &e, Value memref, int64_t rank,
+                         LoopEmitter::Values ivs,
+                         llvm::function_ref<void(ValueRange)> body) {
+    int64_t axis = ivs.size();
+    if (axis == rank)
+      return body(ivs);
+    e.forLoop(e.index(0), e.dim(memref, axis), e.index(1), [&](Value iv) {
+      LoopEmitter::Values inner(ivs);
+      inner.push_back(iv);
+      serialOver(e, memref, rank, inner, body);
+    });
+  }
+
+  /// corey_rt_gemm over the last two axes, looping over those before them but
+  /// one, which the run-time library folds into the rows where strides allow.
+  static void emitGemm(OpLowering &e, Value x, Value w, Value y, int64_t rank,
+                       int64_t outputs, int64_t inputs, bool accumulate) {
+    auto stride = [&](memref::ExtractStridedMetadataOp metadata, int64_t axis) {
+      return axis < 0 ? e.toI64(e.index(0)) : e.toI64(metadata.getStrides()[axis]);
+    };
+    int64_t outer = std::max<int64_t>(rank - 3, 0);
+    serialOver(e, x, outer, {}, [&](ValueRange ivs) {
+      auto xm = memref::ExtractStridedMetadataOp::create(e.b, e.loc, x);
+      auto ym = memref::ExtractStridedMetadataOp::create(e.b, e.loc, y);
+      auto wm = memref::ExtractStridedMetadataOp::create(e.b, e.loc, w);
+      auto base = [&](Value memref, memref::ExtractStridedMetadataOp metadata) {
+        Value offset = e.index(0);
+        for (auto [axis, iv] : llvm::enumerate(ivs))
+          offset = e.add(offset, e.mul(iv, metadata.getStrides()[axis]));
+        return arith::AddIOp::create(e.b, e.loc, e.address(memref),
+                                     e.toI64(e.mul(offset, 4)))
+            .getResult();
+      };
+      auto size = [&](int64_t axis) {
+        return e.toI64(axis < 0 ? e.index(1) : e.dim(x, axis));
+      };
+      e.callRuntime(
+          "corey_rt_gemm",
+          {base(x, xm), base(w, wm), base(y, ym), size(rank - 3), size(rank - 2),
+           e.toI64(e.index(outputs)), e.toI64(e.index(inputs)),
+           stride(xm, rank - 3), stride(xm, rank - 2), stride(wm, 0),
+           stride(ym, rank - 3), stride(ym, rank - 2),
+           e.toI64(e.index(accumulate))});
+    });
+  }
+};
+
+//===----------------------------------------------------------------------===//
+// embedding, argmax
+//===----------------------------------------------------------------------===//
+
+struct EmbeddingLowering : public SSMLowering<EmbeddingOp> {
+  using SSMLowering::SSMLowering;
+
+  LogicalResult matchAndRewrite(EmbeddingOp op,
+                                PatternRewriter &rewriter) const override {
+    OpLowering e(rewriter, op, target);
+    Value ids = e.buffer(op.getIds()), table = e.buffer(op.getTable());
+    Value y = e.output(0);
+    auto type = cast<ShapedType>(op.getTable().getType());
+    int64_t vocabulary = type.getDimSize(0), size = type.getDimSize(1);
+    Value limit = arith::ConstantOp::create(e.b, e.loc,
+                                            e.b.getI64IntegerAttr(vocabulary));
+    auto idAt = [&](ValueRange at) -> Value {
+      Value id = memref::LoadOp::create(e.b, e.loc, ids, at);
+      return id.getType().isInteger(64)
+                 ? id
+                 : arith::ExtSIOp::create(e.b, e.loc, e.b.getI64Type(), id)
+                       .getResult();
+    };
+    // Ids are checked before any row is copied; the copy clamps.
+    ProjectionLowering::serialOver(e, ids, rankOf(ids), {}, [&](ValueRange at) {
+      Value id = idAt(at);
+      Value bad = e.cmp(arith::CmpIPredicate::uge, id, limit);
+      e.ifThen(bad, [&] { e.callRuntime("corey_rt_bad_index", {id, limit}); });
+    });
+    e.parallelOver(ids, rankOf(ids), [&](ValueRange at) {
+      Value id = arith::IndexCastOp::create(e.b, e.loc, e.b.getIndexType(), idAt(at));
+      id = e.max(e.min(id, e.index(vocabulary - 1)), e.index(0));
+      e.forLanes(size, target.lanes, [&](Value d, int64_t lanes) {
+        e.store(e.load(table, {id, d}, lanes), y, append(at, d));
+      });
+    });
+    e.replace(rewriter, y);
+    return success();
+  }
+};
+
+struct ArgmaxLowering : public SSMLowering<ArgmaxOp> {
+  using SSMLowering::SSMLowering;
+
+  LogicalResult matchAndRewrite(ArgmaxOp op,
+                                PatternRewriter &rewriter) const override {
+    OpLowering e(rewriter, op, target);
+    Value x = e.buffer(op.getX()), ids = e.output(0);
+    int64_t size = cast<ShapedType>(op.getX().getType()).getShape().back();
+    Type idType = getElementTypeOrSelf(op.getIds().getType());
+    e.parallelOver(x, rankOf(x) - 1, [&](ValueRange row) {
+      Value first = e.loadScalar(x, append(row, e.index(0)));
+      auto best = e.forLoop(
+          e.index(1), e.index(size), e.index(1), {first, e.index(0)},
+          [&](Value i, ValueRange carried) -> LoopEmitter::Values {
+            Value v = e.loadScalar(x, append(row, i));
+            // v > best, or v is NaN and best is not.
+            Value greater = arith::CmpFOp::create(
+                e.b, e.loc, arith::CmpFPredicate::UGT, v, carried[0]);
+            Value bestIsNumber = arith::CmpFOp::create(
+                e.b, e.loc, arith::CmpFPredicate::ORD, carried[0], carried[0]);
+            Value take = arith::AndIOp::create(e.b, e.loc, greater, bestIsNumber);
+            return {arith::SelectOp::create(e.b, e.loc, take, v, carried[0]),
+                    arith::SelectOp::create(e.b, e.loc, take, i, carried[1])};
+          });
+      Value id = arith::IndexCastOp::create(e.b, e.loc, idType, best[1]);
+      memref::StoreOp::create(e.b, e.loc, id, ids, row);
+    });
+    e.replace(rewriter, ids);
+    return success();
+  }
+};
+} // namespace
+
+void corey::populateRowLowerings(RewritePatternSet &patterns,
+                                 VectorTarget target) {
+  patterns.add<RMSNormLowering, HadamardLowering, ProjectionLowering,
+               EmbeddingLowering, ArgmaxLowering>(patterns.getContext(), target);
+}

@@ -1,0 +1,155 @@
+//===- SSMToLinalg.cpp - CPU lowering of the ssm dialect -*- C++ -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "corey/Conversion/SSMToLinalg/SSMToLinalg.h"
+#include "LoweringUtils.h"
+#include "mlir/Dialect/Bufferization/IR/Bufferization.h"
+#include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
+#include "mlir/Dialect/Linalg/IR/Linalg.h"
+#include "mlir/Dialect/Math/IR/Math.h"
+#include "mlir/Dialect/Vector/IR/VectorOps.h"
+#include "mlir/Transforms/WalkPatternRewriteDriver.h"
+#include "llvm/ADT/StringMap.h"
+#include "llvm/TargetParser/Host.h"
+
+namespace corey {
+#define GEN_PASS_DEF_CONVERTSSMTOLINALG
+#include "corey/Conversion/SSMToLinalg/Passes.h.inc"
+} // namespace corey
+
+using namespace mlir;
+using namespace corey;
+using namespace corey::ssm;
+
+namespace {
+/// Address of a NUL-terminated constant with the name of a site, as i64.
+Value siteAddress(OpLowering &e, FlatSymbolRefAttr site) {
+  auto module = e.op->getParentOfType<ModuleOp>();
+  std::string name = "corey_site_" + site.getValue().str();
+  if (!module.lookupSymbol(name)) {
+    OpBuilder::InsertionGuard guard(e.b);
+    e.b.setInsertionPointToStart(module.getBody());
+    std::string text = site.getValue().str();
+    text.push_back('\0');
+    auto type = LLVM::LLVMArrayType::get(e.b.getI8Type(), text.size());
+    LLVM::GlobalOp::create(e.b, module.getLoc(), type, /*isConstant=*/true,
+                           LLVM::Linkage::Internal, name, e.b.getStringAttr(text));
+  }
+  Value address = LLVM::AddressOfOp::create(
+      e.b, e.loc, LLVM::LLVMPointerType::get(e.b.getContext()), name);
+  return LLVM::PtrToIntOp::create(e.b, e.loc, e.b.getI64Type(), address);
+}
+
+struct BindChunkLowering : public SSMLowering<BindChunkOp> {
+  using SSMLowering::SSMLowering;
+  LogicalResult matchAndRewrite(BindChunkOp op,
+                                PatternRewriter &rewriter) const override {
+    OpLowering e(rewriter, op, target);
+    Value chunk = e.callRuntime("corey_rt_chunk",
+                                {siteAddress(e, op.getSiteAttr()),
+                                 e.toI64(op.getBatch()), e.toI64(op.getLength())},
+                                e.b.getI64Type());
+    rewriter.replaceOpWithNewOp<arith::IndexCastOp>(op, e.b.getIndexType(), chunk);
+    return success();
+  }
+};
+
+/// Statistics are gathered row by row by the run-time library.
+struct ObserveLowering : public SSMLowering<ObserveOp> {
+  using SSMLowering::SSMLowering;
+  LogicalResult matchAndRewrite(ObserveOp op,
+                                PatternRewriter &rewriter) const override {
+    OpLowering e(rewriter, op, target);
+    auto type = cast<RankedTensorType>(op.getX().getType());
+    Value x = e.buffer(op.getX());
+    Value site = siteAddress(e, op.getSiteAttr());
+    // An element type as its width; bf16 is told from f16 by a negative width.
+    int64_t width = type.getElementTypeBitWidth();
+    Value code = e.toI64(e.index(isa<BFloat16Type>(type.getElementType()) ? -width : width));
+    int64_t rank = type.getRank();
+    std::function<void(SmallVector<Value>)> walk = [&](SmallVector<Value> ivs) {
+      int64_t axis = ivs.size();
+      if (axis + 1 < rank) {
+        e.forLoop(e.index(0), e.dim(x, axis), e.index(1), [&](Value iv) {
+          SmallVector<Value> inner(ivs);
+          inner.push_back(iv);
+          walk(inner);
+        });
+        return;
+      }
+      auto metadata = memref::ExtractStridedMetadataOp::create(e.b, e.loc, x);
+      Value offset = e.index(0);
+      for (auto [i, iv] : llvm::enumerate(ivs))
+        offset = e.add(offset, e.mul(iv, metadata.getStrides()[i]));
+      Value address = arith::AddIOp::create(e.b, e.loc, e.address(x),
+                                            e.toI64(e.mul(offset, width / 8)));
+      Value count = rank ? e.dim(x, rank - 1) : e.index(1);
+      e.callRuntime("corey_rt_observe", {site, address, e.toI64(count), code});
+    };
+    walk({});
+    rewriter.replaceOp(op, op.getX());
+    return success();
+  }
+};
+
+struct ConvertSSMToLinalg
+    : public corey::impl::ConvertSSMToLinalgBase<ConvertSSMToLinalg> {
+  using Base::Base;
+
+  void runOnOperation() override {
+    FailureOr<VectorTarget> target = getVectorTarget(getOperation(), vectorBits);
+    if (failed(target))
+      return signalPassFailure();
+    MLIRContext *context = &getContext();
+    // Regions first: what they hold is lowered with the rest.
+    auto isLowered = [](Operation *op) {
+      return isa_and_nonnull<SSMDialect>(op->getDialect()) &&
+             !isa<WeightOp, GetWeightOp, YieldOp>(op);
+    };
+    getOperation().walk([&](Operation *op) {
+      if (isLowered(op))
+        ++numLoweredOps;
+    });
+    RewritePatternSet patterns(context);
+    populateElementwiseLowerings(patterns);
+    populateScanLowerings(patterns, *target);
+    populateSSDLowerings(patterns, *target);
+    populateRowLowerings(patterns, *target);
+    populateQuantizationLowerings(patterns, *target);
+    patterns.add<BindChunkLowering, ObserveLowering>(context, *target);
+    FrozenRewritePatternSet frozen(std::move(patterns));
+    // Fused regions nest; each round inlines one level.
+    bool hadFused;
+    do {
+      hadFused = false;
+      getOperation().walk([&](FusedOp) { hadFused = true; });
+      walkAndApplyPatterns(getOperation(), frozen);
+    } while (hadFused);
+    WalkResult result = getOperation().walk([&](Operation *op) {
+      if (!isLowered(op))
+        return WalkResult::advance();
+      op->emitError("expected every ssm op to have a CPU lowering");
+      return WalkResult::interrupt();
+    });
+    if (result.wasInterrupted())
+      signalPassFailure();
+  }
+};
+} // namespace
+
+FailureOr<VectorTarget> corey::getVectorTarget(Operation *op, int64_t vectorBits) {
+  if (vectorBits == 0) {
+    llvm::StringMap<bool> features = llvm::sys::getHostCPUFeatures();
+    vectorBits = features.lookup("avx512f") ? 512 : 256;
+  }
+  if (vectorBits == 512)
+    return VectorTarget{16, 32};
+  if (vectorBits == 256)
+    return VectorTarget{8, 16};
+  op->emitError() << "expected vector-bits to be 0, 256 or 512, got " << vectorBits;
+  return failure();
+}

@@ -1,0 +1,65 @@
+//===- BindChunks.cpp - Chunks as run-time values -*- C++ -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "corey/Dialect/SSM/IR/SSMOps.h"
+#include "corey/Dialect/SSM/Transforms/Passes.h"
+#include "mlir/Dialect/Tensor/IR/Tensor.h"
+#include "mlir/IR/BuiltinOps.h"
+#include "llvm/ADT/StringSet.h"
+
+namespace corey::ssm {
+#define GEN_PASS_DEF_SSMBINDCHUNKS
+#include "corey/Dialect/SSM/Transforms/Passes.h.inc"
+} // namespace corey::ssm
+
+using namespace mlir;
+using namespace corey::ssm;
+
+namespace {
+struct SSMBindChunks : public corey::ssm::impl::SSMBindChunksBase<SSMBindChunks> {
+  using Base::Base;
+
+  void runOnOperation() override {
+    llvm::StringSet<> taken;
+    getOperation().walk([&](Operation *op) {
+      if (auto bind = dyn_cast<BindChunkOp>(op))
+        taken.insert(bind.getSite());
+      if (auto scan = dyn_cast<ScanOpInterface>(op))
+        if (ChunkAttr chunk = scan.getScanChunkAttr())
+          if (!chunk.isStatic())
+            taken.insert(chunk.getSite().getValue());
+    });
+    unsigned next = 0;
+    getOperation().walk([&](ScanOpInterface scan) {
+      if (scan.getScanChunk())
+        return;
+      FlatSymbolRefAttr site;
+      if (ChunkAttr chunk = scan.getScanChunkAttr()) {
+        if (chunk.isStatic()) {
+          ++numStaticChunks;
+          return;
+        }
+        site = chunk.getSite();
+      } else {
+        std::string name;
+        do
+          name = "scan" + std::to_string(next++);
+        while (!taken.insert(name).second);
+        site = FlatSymbolRefAttr::get(&getContext(), name);
+      }
+      OpBuilder builder(scan);
+      Location loc = scan.getLoc();
+      Value input = scan.getScanInput();
+      Value batch = builder.createOrFold<tensor::DimOp>(loc, input, 0);
+      Value length = builder.createOrFold<tensor::DimOp>(loc, input, 1);
+      scan.bindScanChunk(BindChunkOp::create(
+          builder, loc, builder.getIndexType(), site, batch, length,
+          policy.empty() ? StringAttr() : builder.getStringAttr(policy)));
+      ++numBoundSites;
+    });
+  }
+};
+} // namespace

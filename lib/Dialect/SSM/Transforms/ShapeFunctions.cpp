@@ -1,0 +1,205 @@
+//===- ShapeFunctions.cpp - Result shapes and argument checks as functions -*- C++ -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "corey/Dialect/SSM/IR/SSMOps.h"
+#include "corey/Dialect/SSM/Transforms/Passes.h"
+#include "mlir/Dialect/Arith/IR/Arith.h"
+#include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/Dialect/MemRef/IR/MemRef.h"
+#include "mlir/Dialect/MemRef/Transforms/Transforms.h"
+#include "mlir/Dialect/Tensor/IR/Tensor.h"
+#include "mlir/IR/IRMapping.h"
+#include "mlir/IR/Matchers.h"
+#include "mlir/IR/PatternMatch.h"
+#include "mlir/Transforms/GreedyPatternRewriteDriver.h"
+
+namespace corey::ssm {
+#define GEN_PASS_DEF_SSMSHAPEFUNCTIONS
+#include "corey/Dialect/SSM/Transforms/Passes.h.inc"
+} // namespace corey::ssm
+
+using namespace mlir;
+using namespace corey::ssm;
+
+namespace {
+struct SSMShapeFunctions
+    : public corey::ssm::impl::SSMShapeFunctionsBase<SSMShapeFunctions> {
+  using Base::Base;
+
+  void runOnOperation() override {
+    SmallVector<func::FuncOp> functions;
+    for (auto function : getOperation().getOps<func::FuncOp>())
+      if (!function.isExternal() && !function.isPrivate() &&
+          !function.getSymName().ends_with(kShapesSuffix))
+        functions.push_back(function);
+    for (func::FuncOp function : functions)
+      if (failed(addShapeFunction(function)))
+        return signalPassFailure();
+  }
+
+  LogicalResult addShapeFunction(func::FuncOp function) {
+    MLIRContext *context = &getContext();
+    if (!llvm::hasSingleElement(function.getBody()))
+      return function.emitOpError("expected a body of one block");
+    // A copy that ends in the sizes of interest; everything else dies.
+    OpBuilder builder(function);
+    func::FuncOp work = function.clone();
+    builder.insert(work);
+    std::string name = (function.getSymName() + kShapesSuffix).str();
+    work.setName(name);
+    inlineFusedRegions(work);
+    auto terminator = cast<func::ReturnOp>(work.getBody().front().getTerminator());
+    builder.setInsertionPoint(terminator);
+    Location loc = function.getLoc();
+
+    SmallVector<Value> sizes;
+    for (auto [i, value] : llvm::enumerate(terminator.getOperands())) {
+      auto type = dyn_cast<RankedTensorType>(value.getType());
+      if (!type)
+        return function.emitOpError() << "expected result " << i
+                                      << " to be a ranked tensor, got " << value.getType();
+      for (int64_t dim = 0; dim < type.getRank(); ++dim)
+        sizes.push_back(builder.createOrFold<tensor::DimOp>(loc, value, dim));
+    }
+    size_t numSizes = sizes.size();
+    SmallVector<DimConstraint> constraints;
+    SmallVector<Location> locations;
+    work.walk([&](Operation *op) {
+      collectDimConstraints(op, constraints);
+      locations.resize(constraints.size(), op->getLoc());
+    });
+    for (const DimConstraint &c : constraints) {
+      sizes.push_back(builder.createOrFold<tensor::DimOp>(loc, c.lhs, c.lhsDim));
+      Value rhs = c.rhs ? builder.createOrFold<tensor::DimOp>(loc, c.rhs, c.rhsDim)
+                        : Value();
+      Value offset = arith::ConstantIndexOp::create(builder, loc, c.offset);
+      if (!rhs)
+        rhs = offset;
+      else if (c.offset)
+        rhs = arith::AddIOp::create(builder, loc, rhs, offset);
+      sizes.push_back(rhs);
+    }
+    func::ReturnOp::create(builder, loc, sizes);
+    terminator.erase();
+    work.setType(builder.getFunctionType(work.getArgumentTypes(),
+                                         TypeRange(ValueRange(sizes))));
+    work.setAllResultAttrs(ArrayRef<DictionaryAttr>());
+    // Statistics are no business of a shape function and would keep ops alive.
+    work.walk([](ObserveOp op) {
+      op.replaceAllUsesWith(op.getX());
+      op.erase();
+    });
+    RewritePatternSet patterns(context);
+    memref::populateResolveRankedShapedTypeResultDimsPatterns(patterns);
+    for (RegisteredOperationName op : context->getRegisteredOperations())
+      if (op.getDialectNamespace() == "tensor" || op.getDialectNamespace() == "arith")
+        op.getCanonicalizationPatterns(patterns, context);
+    (void)applyPatternsGreedily(work, std::move(patterns));
+
+    // What is left must be index arithmetic over dimensions of arguments.
+    for (Operation &op : work.getBody().front()) {
+      bool plain = isa<func::ReturnOp>(op) || op.hasTrait<OpTrait::ConstantLike>() ||
+                   (isPure(&op) && llvm::all_of(op.getResultTypes(), [](Type type) {
+                      return type.isIntOrIndex();
+                    }));
+      auto dim = dyn_cast<tensor::DimOp>(op);
+      if (dim && (!isa<BlockArgument>(dim.getSource()) || !dim.getConstantIndex()))
+        plain = false;
+      if (!plain) {
+        function.emitOpError() << "expected result shapes to follow from argument "
+                                  "shapes, got a shape that depends on '"
+                               << op.getName() << "'";
+        work.erase();
+        return failure();
+      }
+    }
+
+    auto finalReturn = cast<func::ReturnOp>(work.getBody().front().getTerminator());
+    auto original = [](Value value) -> std::pair<int64_t, int64_t> {
+      auto dim = value.getDefiningOp<tensor::DimOp>();
+      if (!dim)
+        return {-1, -1};
+      return {cast<BlockArgument>(dim.getSource()).getArgNumber(), *dim.getConstantIndex()};
+    };
+    // Drop constraints that hold by construction, and repetitions.
+    SmallVector<Value> kept(finalReturn.getOperands().take_front(numSizes));
+    SmallVector<Attribute> described;
+    llvm::DenseSet<std::pair<Value, Value>> seen;
+    DenseMap<std::pair<int64_t, int64_t>, Value> unique;
+    auto canonical = [&](Value value) {
+      auto key = original(value);
+      return key.first < 0 ? value : unique.try_emplace(key, value).first->second;
+    };
+    for (auto [i, constraint] : llvm::enumerate(constraints)) {
+      Value lhs = canonical(finalReturn.getOperand(numSizes + 2 * i));
+      Value rhs = canonical(finalReturn.getOperand(numSizes + 2 * i + 1));
+      APInt a, b;
+      if (lhs == rhs || !seen.insert({lhs, rhs}).second ||
+          (matchPattern(lhs, m_ConstantInt(&a)) && matchPattern(rhs, m_ConstantInt(&b)) &&
+           a == b))
+        continue;
+      kept.push_back(lhs);
+      kept.push_back(rhs);
+      auto [lhsArg, lhsDim] = original(lhs);
+      auto [rhsArg, rhsDim] = original(rhs);
+      auto integer = [&](int64_t v) { return builder.getI64IntegerAttr(v); };
+      described.push_back(builder.getArrayAttr(
+          {integer(lhsArg), integer(lhsDim), integer(rhsArg), integer(rhsDim),
+           builder.getStringAttr(constraint.symbol)}));
+      ++numConstraints;
+    }
+
+    // The final form reads and writes flat arrays of sizes.
+    SmallVector<int64_t> firstDim;
+    int64_t total = 0;
+    for (Type type : function.getArgumentTypes()) {
+      firstDim.push_back(total);
+      if (auto shaped = dyn_cast<RankedTensorType>(type))
+        total += shaped.getRank();
+    }
+    auto sizesType = MemRefType::get({ShapedType::kDynamic}, builder.getIndexType());
+    builder.setInsertionPoint(work);
+    auto shapes = func::FuncOp::create(
+        builder, loc, name, builder.getFunctionType({sizesType, sizesType}, {}));
+    Block *block = shapes.addEntryBlock();
+    builder.setInsertionPointToStart(block);
+    IRMapping mapping;
+    for (Operation &op : work.getBody().front().without_terminator()) {
+      auto dim = dyn_cast<tensor::DimOp>(op);
+      if (!dim) {
+        builder.clone(op, mapping);
+        continue;
+      }
+      auto [arg, index] = original(dim.getResult());
+      Value slot = arith::ConstantIndexOp::create(builder, loc, firstDim[arg] + index);
+      mapping.map(dim.getResult(), memref::LoadOp::create(builder, loc, block->getArgument(0), slot));
+    }
+    for (auto [i, value] : llvm::enumerate(kept)) {
+      Value slot = arith::ConstantIndexOp::create(builder, loc, i);
+      memref::StoreOp::create(builder, loc, mapping.lookup(value),
+                              block->getArgument(1), slot);
+    }
+    func::ReturnOp::create(builder, loc);
+    shapes->setAttr(kConstraintsAttr, builder.getArrayAttr(described));
+    work.erase();
+    return success();
+  }
+
+  static void inlineFusedRegions(func::FuncOp function) {
+    SmallVector<FusedOp> regions;
+    function.walk<WalkOrder::PreOrder>([&](FusedOp op) { regions.push_back(op); });
+    IRRewriter rewriter(function.getContext());
+    for (FusedOp op : regions) {
+      Block &block = op.getBody().front();
+      auto yield = cast<YieldOp>(block.getTerminator());
+      rewriter.inlineBlockBefore(&block, op, op.getInputs());
+      SmallVector<Value> results(yield.getValues());
+      rewriter.replaceOp(op, results);
+      rewriter.eraseOp(yield);
+    }
+  }
+};
+} // namespace

@@ -1,0 +1,79 @@
+//===- Pipelines.cpp - Named pipelines -*- C++ -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "corey/Pipelines/Pipelines.h"
+#include "corey/Conversion/SSMToLinalg/SSMToLinalg.h"
+#include "corey/Dialect/SSM/Transforms/Passes.h"
+#include "mlir/Conversion/AffineToStandard/AffineToStandard.h"
+#include "mlir/Conversion/ConvertToLLVM/ToLLVMPass.h"
+#include "mlir/Conversion/ReconcileUnrealizedCasts/ReconcileUnrealizedCasts.h"
+#include "mlir/Conversion/SCFToControlFlow/SCFToControlFlow.h"
+#include "mlir/Conversion/SCFToOpenMP/SCFToOpenMP.h"
+#include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/Dialect/Linalg/Passes.h"
+#include "mlir/Dialect/MemRef/Transforms/Passes.h"
+#include "mlir/Pass/PassRegistry.h"
+#include "mlir/Transforms/Passes.h"
+
+using namespace mlir;
+using namespace corey;
+
+void corey::buildCPUPipeline(OpPassManager &pm, const CPUPipelineOptions &options,
+                             CPUPhase last) {
+  pm.addPass(createCanonicalizerPass());
+  pm.addPass(createCSEPass());
+  if (last == CPUPhase::Captured)
+    return;
+
+  ssm::SSMBindChunksOptions bind;
+  bind.policy = options.policy;
+  pm.addPass(ssm::createSSMBindChunks(bind));
+  pm.addPass(ssm::createSSMWeightsToArguments());
+  pm.addPass(ssm::createSSMShapeFunctions());
+  if (last == CPUPhase::Bound)
+    return;
+
+  ConvertSSMToLinalgOptions convert;
+  convert.vectorBits = options.vectorBits;
+  pm.addPass(createConvertSSMToLinalg(convert));
+  pm.addPass(createLinalgElementwiseOpFusionPass());
+  pm.addPass(createCanonicalizerPass());
+  pm.addPass(createCSEPass());
+  if (last == CPUPhase::Lowered)
+    return;
+
+  pm.addPass(createBufferize());
+  pm.addNestedPass<func::FuncOp>(createInsertDeallocations());
+  pm.addNestedPass<func::FuncOp>(createConvertLinalgToParallelLoopsPass());
+  pm.addNestedPass<func::FuncOp>(createSerializeInnerLoops());
+  pm.addPass(createCanonicalizerPass());
+  pm.addPass(createCSEPass());
+  if (last == CPUPhase::Buffers)
+    return;
+
+  ExpandScalarMathOptions expand;
+  expand.vectorBits = options.vectorBits;
+  pm.addPass(createExpandScalarMath(expand));
+  pm.addPass(createConvertSCFToOpenMPPass());
+  pm.addPass(createGuardParallelRegions());
+  pm.addPass(memref::createExpandStridedMetadataPass());
+  pm.addPass(createLowerAffinePass());
+  pm.addPass(createSCFToControlFlowPass());
+  pm.addPass(createConvertToLLVMPass());
+  pm.addPass(createReconcileUnrealizedCastsPass());
+  pm.addPass(createRuntimeAllocation());
+}
+
+void corey::registerPipelines() {
+  PassPipelineRegistration<CPUPipelineOptions>(
+      "corey-cpu-pipeline",
+      "Lower ssm functions to the LLVM dialect for the CPU: bind chunks, pass "
+      "weights as arguments, add shape functions, lower to loops over vectors, "
+      "bufferize, run outer loops through OpenMP",
+      [](OpPassManager &pm, const CPUPipelineOptions &options) {
+        buildCPUPipeline(pm, options);
+      });
+}
