@@ -222,6 +222,30 @@ struct SerializeInnerLoops
 struct GuardParallelRegions
     : public corey::impl::GuardParallelRegionsBase<GuardParallelRegions> {
   void runOnOperation() override {
+    // A scope around an iteration frees its stack memory. It must become calls
+    // before structured loops inside it turn into blocks.
+    SmallVector<memref::AllocaScopeOp> scopes;
+    getOperation().walk([&](memref::AllocaScopeOp op) { scopes.push_back(op); });
+    for (memref::AllocaScopeOp scope : scopes) {
+      IRRewriter rewriter(scope);
+      Location loc = scope.getLoc();
+      Block *body = &scope.getBodyRegion().front();
+      bool needed = llvm::any_of(*body, [](Operation &op) {
+        return op.walk([](memref::AllocaOp) { return WalkResult::interrupt(); })
+            .wasInterrupted();
+      });
+      Value stack;
+      if (needed)
+        stack = LLVM::StackSaveOp::create(
+            rewriter, loc, LLVM::LLVMPointerType::get(&getContext()));
+      Operation *terminator = body->getTerminator();
+      SmallVector<Value> results(terminator->getOperands());
+      rewriter.inlineBlockBefore(body, scope);
+      rewriter.eraseOp(terminator);
+      if (needed)
+        LLVM::StackRestoreOp::create(rewriter, loc, stack);
+      rewriter.replaceOp(scope, results);
+    }
     getOperation().walk([&](omp::LoopNestOp nest) {
       auto region = nest->getParentOfType<omp::ParallelOp>();
       if (!region || region.getIfExpr() || !llvm::all_of(nest.getLoopUpperBounds(), [&](Value v) {

@@ -21,50 +21,59 @@
 using namespace mlir;
 using namespace corey;
 
+static void addPhase(OpPassManager &pm, const CPUPipelineOptions &options,
+                     CPUPhase phase) {
+  switch (phase) {
+  case CPUPhase::Captured:
+    pm.addPass(createCanonicalizerPass());
+    pm.addPass(createCSEPass());
+    return;
+  case CPUPhase::Bound: {
+    ssm::SSMBindChunksOptions bind;
+    bind.policy = options.policy;
+    pm.addPass(ssm::createSSMBindChunks(bind));
+    pm.addPass(ssm::createSSMWeightsToArguments());
+    pm.addPass(ssm::createSSMShapeFunctions());
+    return;
+  }
+  case CPUPhase::Lowered: {
+    ConvertSSMToLinalgOptions convert;
+    convert.vectorBits = options.vectorBits;
+    pm.addPass(createConvertSSMToLinalg(convert));
+    pm.addPass(createLinalgElementwiseOpFusionPass());
+    pm.addPass(createCanonicalizerPass());
+    pm.addPass(createCSEPass());
+    return;
+  }
+  case CPUPhase::Buffers:
+    pm.addPass(createBufferize());
+    pm.addNestedPass<func::FuncOp>(createInsertDeallocations());
+    pm.addNestedPass<func::FuncOp>(createConvertLinalgToParallelLoopsPass());
+    pm.addNestedPass<func::FuncOp>(createSerializeInnerLoops());
+    pm.addPass(createCanonicalizerPass());
+    pm.addPass(createCSEPass());
+    return;
+  case CPUPhase::LLVM: {
+    ExpandScalarMathOptions expand;
+    expand.vectorBits = options.vectorBits;
+    pm.addPass(createExpandScalarMath(expand));
+    pm.addPass(createConvertSCFToOpenMPPass());
+    pm.addPass(createGuardParallelRegions());
+    pm.addPass(memref::createExpandStridedMetadataPass());
+    pm.addPass(createLowerAffinePass());
+    pm.addPass(createSCFToControlFlowPass());
+    pm.addPass(createConvertToLLVMPass());
+    pm.addPass(createReconcileUnrealizedCastsPass());
+    pm.addPass(createRuntimeAllocation());
+    return;
+  }
+  }
+}
+
 void corey::buildCPUPipeline(OpPassManager &pm, const CPUPipelineOptions &options,
-                             CPUPhase last) {
-  pm.addPass(createCanonicalizerPass());
-  pm.addPass(createCSEPass());
-  if (last == CPUPhase::Captured)
-    return;
-
-  ssm::SSMBindChunksOptions bind;
-  bind.policy = options.policy;
-  pm.addPass(ssm::createSSMBindChunks(bind));
-  pm.addPass(ssm::createSSMWeightsToArguments());
-  pm.addPass(ssm::createSSMShapeFunctions());
-  if (last == CPUPhase::Bound)
-    return;
-
-  ConvertSSMToLinalgOptions convert;
-  convert.vectorBits = options.vectorBits;
-  pm.addPass(createConvertSSMToLinalg(convert));
-  pm.addPass(createLinalgElementwiseOpFusionPass());
-  pm.addPass(createCanonicalizerPass());
-  pm.addPass(createCSEPass());
-  if (last == CPUPhase::Lowered)
-    return;
-
-  pm.addPass(createBufferize());
-  pm.addNestedPass<func::FuncOp>(createInsertDeallocations());
-  pm.addNestedPass<func::FuncOp>(createConvertLinalgToParallelLoopsPass());
-  pm.addNestedPass<func::FuncOp>(createSerializeInnerLoops());
-  pm.addPass(createCanonicalizerPass());
-  pm.addPass(createCSEPass());
-  if (last == CPUPhase::Buffers)
-    return;
-
-  ExpandScalarMathOptions expand;
-  expand.vectorBits = options.vectorBits;
-  pm.addPass(createExpandScalarMath(expand));
-  pm.addPass(createConvertSCFToOpenMPPass());
-  pm.addPass(createGuardParallelRegions());
-  pm.addPass(memref::createExpandStridedMetadataPass());
-  pm.addPass(createLowerAffinePass());
-  pm.addPass(createSCFToControlFlowPass());
-  pm.addPass(createConvertToLLVMPass());
-  pm.addPass(createReconcileUnrealizedCastsPass());
-  pm.addPass(createRuntimeAllocation());
+                             CPUPhase first, CPUPhase last) {
+  for (int phase = static_cast<int>(first); phase <= static_cast<int>(last); ++phase)
+    addPhase(pm, options, static_cast<CPUPhase>(phase));
 }
 
 void corey::registerPipelines() {

@@ -20,6 +20,7 @@ struct Tool {
 } // namespace
 
 static constexpr Tool kTools[] = {
+    {"corey-run", coreyRunMain, "compile and run a program"},
     {"corey-opt", coreyOptMain, "run passes on .mlir"},
     {"corey-lsp-server", coreyLspServerMain, "language server for .mlir"},
     {"corey-reduce", coreyReduceMain, "reduce a failing .mlir"},

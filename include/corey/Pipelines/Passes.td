@@ -46,7 +46,12 @@ def SerializeInnerLoops : Pass<"corey-serialize-inner-loops", "::mlir::func::Fun
 
 def GuardParallelRegions : Pass<"corey-guard-parallel-regions", "::mlir::ModuleOp"> {
   let summary = "Run parallel regions of one iteration without starting threads";
-  let dependentDialects = ["::mlir::arith::ArithDialect"];
+  let description = [{
+    Adds an `if` clause to every `omp.parallel` that is false where its loop has
+    at most one iteration, and turns the stack scopes of iterations into saving
+    and restoring the stack pointer.
+  }];
+  let dependentDialects = ["::mlir::arith::ArithDialect", "::mlir::LLVM::LLVMDialect"];
 }
 
 def RuntimeAllocation : Pass<"corey-runtime-allocation", "::mlir::ModuleOp"> {

@@ -48,9 +48,10 @@ enum class CPUPhase {
   LLVM
 };
 
-/// Adds the passes of the CPU pipeline up to and including `last`.
+/// Adds the passes of the CPU pipeline from phase `first` to phase `last`.
 void buildCPUPipeline(mlir::OpPassManager &pm,
                       const CPUPipelineOptions &options,
+                      CPUPhase first = CPUPhase::Captured,
                       CPUPhase last = CPUPhase::LLVM);
 
 /// Registers the named pipelines.

@@ -24,6 +24,7 @@
 
 #include "LoweringUtils.h"
 #include "mlir/Dialect/Vector/IR/VectorOps.h"
+#include <numeric>
 
 using namespace mlir;
 using namespace corey;
@@ -310,6 +311,11 @@ private:
       });
     });
     // weights[t, s] = scores[t, s] exp(c_t - c_s) d_s for s <= t, else 0.
+    Type i32 = e.b.getI32Type();
+    SmallVector<int32_t> lane(lanes);
+    std::iota(lane.begin(), lane.end(), 0);
+    Value iota = arith::ConstantOp::create(
+        e.b, e.loc, DenseElementsAttr::get(VectorType::get({lanes}, i32), ArrayRef(lane)));
     e.forLoop(zero, padded, one, [&](Value t) {
       Value sum = e.loadScalar(sums, t), low = e.loadScalar(sumsLow, t);
       // As far as the rows of this row's register block read.
@@ -320,9 +326,9 @@ private:
                    e.subf(e.splat(low, lanes), e.load(sumsLow, s, lanes)));
         Value w = e.mulf(e.exp2(difference), e.load(steps, s, lanes));
         w = e.mulf(w, e.load(scores, {t, s}, lanes));
-        Value visible = vector::CreateMaskOp::create(
-            e.b, e.loc, VectorType::get({lanes}, e.b.getI1Type()),
-            ValueRange{e.max(e.sub(e.add(t, one), s), zero)});
+        Value distance = arith::IndexCastOp::create(e.b, e.loc, i32, e.sub(t, s));
+        Value visible = e.cmp(arith::CmpIPredicate::sle, iota,
+                              vector::BroadcastOp::create(e.b, e.loc, iota.getType(), distance));
         w = arith::SelectOp::create(e.b, e.loc, visible, w, e.constant(0.0, lanes));
         e.store(w, weights, {t, s});
       });

@@ -115,6 +115,7 @@ public:
       if (!prefix) {
         prefix.emplace(shape);
         prefixOwner = entry.name;
+        prefixSizeOwners.assign(shape.size(), entry.name);
       } else if (prefix->size() != shape.size()) {
         if (!emitError)
           return failure();
@@ -122,9 +123,12 @@ public:
                            << "' to have rank " << prefix->size() + fixed
                            << " like '" << prefixOwner << "', got " << type;
       }
-      for (auto [i, size] : llvm::enumerate(shape))
-        if (failed(merge((*prefix)[i], size, prefixOwner, "", entry, kind, i)))
+      for (auto [i, size] : llvm::enumerate(shape)) {
+        if (ShapedType::isDynamic((*prefix)[i]))
+          prefixSizeOwners[i] = entry.name;
+        if (failed(merge((*prefix)[i], size, prefixSizeOwners[i], "", entry, kind, i)))
           return failure();
+      }
     }
     for (int64_t i = 0; i + leading < rank; ++i) {
       const DimExpr &dim = entry.dims[i + ellipsis];
@@ -159,7 +163,10 @@ public:
         continue;
       }
       int64_t expected = binding.size + dim.offset;
-      if (failed(merge(expected, size, binding.owner, dim.str(), entry, kind,
+      // The parentheses of an optional dimension say nothing of its size.
+      DimExpr present = dim;
+      present.isOptional = false;
+      if (failed(merge(expected, size, binding.owner, present.str(), entry, kind,
                        i + leading)))
         return failure();
     }
@@ -211,7 +218,9 @@ private:
   EmitError emitError;
   llvm::StringMap<Binding> bindings;
   std::optional<SmallVector<int64_t>> prefix;
+  // Where the rank of the prefix was read, and where each of its sizes was.
   StringRef prefixOwner;
+  SmallVector<StringRef> prefixSizeOwners;
 };
 } // namespace
 
@@ -383,6 +392,13 @@ void corey::ssm::collectDimConstraints(
     return !cast<ShapedType>(a.getType()).isDynamicDim(i) && b &&
            !cast<ShapedType>(b.getType()).isDynamicDim(j);
   };
+  // `result` has a static size where that of `operand`, minus `offset`, is open.
+  auto pinDim = [&](Value result, int64_t i, Value operand, int64_t j,
+                    int64_t offset, StringRef symbol) {
+    if (!cast<ShapedType>(result.getType()).isDynamicDim(i) &&
+        cast<ShapedType>(operand.getType()).isDynamicDim(j))
+      constraints.push_back({result, i, operand, j, offset, symbol.str()});
+  };
   if (auto shaped = dyn_cast<DimSpecOpInterface>(op)) {
     DimLine line(shaped.getDimSpec());
     struct Source {
@@ -422,7 +438,42 @@ void corey::ssm::collectDimConstraints(
                                  dim.symbol.str()});
       }
     }
+    // A result of a size that the operands leave open makes it a demand on them.
+    for (auto [entry, value] :
+         llvm::zip_equal(line.results, shaped.getSpecResults())) {
+      if (!value)
+        continue;
+      auto type = cast<ShapedType>(value.getType());
+      int64_t leading =
+          entry.hasEllipsis() ? type.getRank() - (int64_t(entry.dims.size()) - 1)
+                              : 0;
+      for (int64_t i = 0; i < type.getRank(); ++i) {
+        if (i < leading) {
+          if (prefixValue)
+            pinDim(value, i, prefixValue, i, 0, "");
+          continue;
+        }
+        const DimExpr &dim = entry.dims[i - leading + entry.hasEllipsis()];
+        auto it = first.find(dim.symbol);
+        if (!dim.isConstant() && it != first.end())
+          pinDim(value, i, it->second.value, it->second.dim,
+                 dim.offset - it->second.offset, dim.symbol);
+      }
+    }
     return;
+  }
+  if (isa<CastOp, QuantizeOp, DequantizeOp>(op)) {
+    Value from = op->getOperand(0), to = op->getResult(0);
+    for (int64_t i = 0; i < cast<ShapedType>(to.getType()).getRank(); ++i)
+      pinDim(to, i, from, i, 0, "");
+  }
+  if (auto quantize = dyn_cast<QuantizeOp>(op)) {
+    Value x = quantize.getX(), scale = quantize.getScale();
+    int64_t shift = quantize.getGranularity() == Granularity::Channel
+                        ? cast<ShapedType>(x.getType()).getRank() - 1
+                        : 0;
+    for (int64_t i = 0; i < cast<ShapedType>(scale.getType()).getRank(); ++i)
+      pinDim(scale, i, x, i + shift, 0, "");
   }
   // Trailing broadcast of binary elementwise ops.
   if (isa<AddOp, SubOp, MulOp>(op)) {
@@ -435,9 +486,11 @@ void corey::ssm::collectDimConstraints(
   }
   if (auto dequantize = dyn_cast<DequantizeOp>(op)) {
     Value q = dequantize.getQ(), scale = dequantize.getScale();
-    if (dequantize.getGranularity() == Granularity::Token)
-      for (int64_t i = 0; i < cast<ShapedType>(scale.getType()).getRank(); ++i)
-        if (!bothStatic(scale, i, q, i))
-          constraints.push_back({scale, i, q, i, 0, ""});
+    int64_t shift = dequantize.getGranularity() == Granularity::Channel
+                        ? cast<ShapedType>(q.getType()).getRank() - 1
+                        : 0;
+    for (int64_t i = 0; i < cast<ShapedType>(scale.getType()).getRank(); ++i)
+      if (!bothStatic(scale, i, q, i + shift))
+        constraints.push_back({scale, i, q, i + shift, 0, ""});
   }
 }

@@ -295,12 +295,18 @@ LogicalResult HadamardOp::verify() {
   return success();
 }
 
+/// `value` as the replacement of a result of type `type`: a fold may not make a
+/// dimension static or dynamic that the op left otherwise.
+static OpFoldResult foldTo(Value value, Type type) {
+  return value.getType() == type ? OpFoldResult(value) : OpFoldResult();
+}
+
 OpFoldResult HadamardOp::fold(FoldAdaptor) {
   if (getBlock() == 1)
-    return getX();
+    return foldTo(getX(), getType());
   auto inner = getX().getDefiningOp<HadamardOp>();
   if (inner && inner.getBlock() == getBlock())
-    return inner.getX();
+    return foldTo(inner.getX(), getType());
   return {};
 }
 
@@ -426,7 +432,7 @@ Value ScaleOp::emitScalar(OpBuilder &builder, Location loc,
 
 OpFoldResult NegOp::fold(FoldAdaptor) {
   if (auto inner = getX().getDefiningOp<NegOp>())
-    return inner.getX();
+    return foldTo(inner.getX(), getType());
   return {};
 }
 
@@ -443,7 +449,7 @@ OpFoldResult CastOp::fold(FoldAdaptor) {
 
 OpFoldResult ScaleOp::fold(FoldAdaptor) {
   if (getFactor().convertToDouble() == 1.0)
-    return getX();
+    return foldTo(getX(), getType());
   return {};
 }
 

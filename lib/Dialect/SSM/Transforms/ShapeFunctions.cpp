@@ -44,11 +44,19 @@ struct SSMShapeFunctions
     MLIRContext *context = &getContext();
     if (!llvm::hasSingleElement(function.getBody()))
       return function.emitOpError("expected a body of one block");
+    std::string name = (function.getSymName() + kShapesSuffix).str();
+    // The shape function of an earlier run is replaced.
+    if (Operation *old = SymbolTable::lookupSymbolIn(getOperation(), name)) {
+      if (!old->hasAttr(kConstraintsAttr))
+        return function.emitOpError("expected the name of its shape function to be "
+                                    "free, got another symbol @")
+               << name;
+      old->erase();
+    }
     // A copy that ends in the sizes of interest; everything else dies.
     OpBuilder builder(function);
     func::FuncOp work = function.clone();
     builder.insert(work);
-    std::string name = (function.getSymName() + kShapesSuffix).str();
     work.setName(name);
     inlineFusedRegions(work);
     auto terminator = cast<func::ReturnOp>(work.getBody().front().getTerminator());

@@ -41,6 +41,16 @@ struct SSMWeightsToArguments
       }
       if (function.isExternal())
         continue;
+      WalkResult calls = getOperation().walk([&](func::CallOp call) {
+        if (call.getCallee() != function.getSymName())
+          return WalkResult::advance();
+        call.emitOpError("expected functions that use weights to be called from "
+                         "outside only, got a call of @")
+            << function.getSymName();
+        return WalkResult::interrupt();
+      });
+      if (calls.wasInterrupted())
+        return signalPassFailure();
       for (auto &[symbol, ops] : uses) {
         unsigned index = function.getNumArguments();
         DictionaryAttr attrs = DictionaryAttr::get(

@@ -1,0 +1,55 @@
+//===- Host.h - LLVM IR, objects and libraries for the host -*- C++ -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef COREY_TARGET_HOST_H
+#define COREY_TARGET_HOST_H
+
+#include "mlir/IR/BuiltinOps.h"
+#include "llvm/Support/Error.h"
+#include <memory>
+#include <string>
+
+namespace llvm {
+class LLVMContext;
+class Module;
+class TargetMachine;
+} // namespace llvm
+
+namespace corey {
+
+/// The symbol of the function that runs `@name` with an array of pointers to
+/// memref descriptors, one per argument.
+std::string getInvokeSymbol(llvm::StringRef name);
+
+/// A target machine for `cpu` with `features`; both empty mean the host's own.
+llvm::Expected<std::unique_ptr<llvm::TargetMachine>>
+createHostTargetMachine(llvm::StringRef cpu = "", llvm::StringRef features = "");
+
+/// Translates a module in the LLVM dialect and adds an invoke function per
+/// public function. Weight declarations are dropped.
+llvm::Expected<std::unique_ptr<llvm::Module>>
+translateToLLVMIR(mlir::ModuleOp module, llvm::LLVMContext &context,
+                  llvm::TargetMachine &machine);
+
+/// Runs LLVM's optimization pipeline of `level`, 0 to 3.
+void optimize(llvm::Module &module, llvm::TargetMachine &machine, unsigned level);
+
+/// Writes a relocatable object to `path`.
+llvm::Error emitObject(llvm::Module &module, llvm::TargetMachine &machine,
+                       llvm::StringRef path);
+
+/// Links an object and COREY's run-time archive into a shared library, with the
+/// system's C compiler as the linker driver.
+llvm::Error linkSharedLibrary(llvm::StringRef object, llvm::StringRef runtimeArchive,
+                              llvm::StringRef path);
+
+/// The C header of the functions of `module`, a module after the `Bound` phase
+/// (tensor types, weights as arguments).
+std::string emitCHeader(mlir::ModuleOp module, llvm::StringRef guard);
+
+} // namespace corey
+
+#endif // COREY_TARGET_HOST_H

@@ -1,0 +1,253 @@
+//===- Host.cpp - LLVM IR, objects and libraries for the host -*- C++ -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "corey/Target/Host.h"
+#include "corey/Dialect/SSM/IR/SSMOps.h"
+#include "corey/Dialect/SSM/Transforms/Passes.h"
+#include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/Target/LLVMIR/Export.h"
+#include "llvm/ADT/StringExtras.h"
+#include "llvm/IR/IRBuilder.h"
+#include "llvm/IR/LegacyPassManager.h"
+#include "llvm/IR/Module.h"
+#include "llvm/MC/TargetRegistry.h"
+#include "llvm/Passes/PassBuilder.h"
+#include "llvm/Support/FileSystem.h"
+#include "llvm/Support/Program.h"
+#include "llvm/Support/TargetSelect.h"
+#include "llvm/Target/TargetMachine.h"
+#include "llvm/Target/TargetOptions.h"
+#include "llvm/TargetParser/Host.h"
+#include <set>
+
+using namespace corey;
+
+static llvm::Error makeError(const llvm::Twine &message) {
+  return llvm::createStringError(llvm::inconvertibleErrorCode(), message);
+}
+
+std::string corey::getInvokeSymbol(llvm::StringRef name) {
+  return ("corey.invoke." + name).str();
+}
+
+llvm::Expected<std::unique_ptr<llvm::TargetMachine>>
+corey::createHostTargetMachine(llvm::StringRef cpu, llvm::StringRef features) {
+  static bool initialized = [] {
+    llvm::InitializeNativeTarget();
+    llvm::InitializeNativeTargetAsmPrinter();
+    return true;
+  }();
+  (void)initialized;
+  llvm::Triple triple(llvm::sys::getDefaultTargetTriple());
+  std::string message;
+  const llvm::Target *target = llvm::TargetRegistry::lookupTarget(triple, message);
+  if (!target)
+    return makeError(message);
+  std::string hostFeatures;
+  if (cpu.empty()) {
+    cpu = llvm::sys::getHostCPUName();
+    std::vector<std::string> list;
+    for (auto &feature : llvm::sys::getHostCPUFeatures())
+      list.push_back((feature.second ? "+" : "-") + feature.first().str());
+    hostFeatures = llvm::join(list, ",");
+    features = hostFeatures;
+  }
+  llvm::TargetOptions options;
+  options.AllowFPOpFusion = llvm::FPOpFusion::Standard;
+  return std::unique_ptr<llvm::TargetMachine>(target->createTargetMachine(
+      triple, cpu, features, options, llvm::Reloc::PIC_, std::nullopt,
+      llvm::CodeGenOptLevel::Default));
+}
+
+llvm::Expected<std::unique_ptr<llvm::Module>>
+corey::translateToLLVMIR(mlir::ModuleOp module, llvm::LLVMContext &context,
+                         llvm::TargetMachine &machine) {
+  for (auto weight : llvm::make_early_inc_range(module.getOps<ssm::WeightOp>()))
+    weight.erase();
+  std::unique_ptr<llvm::Module> result = mlir::translateModuleToLLVMIR(module, context);
+  if (!result)
+    return makeError("translation to LLVM IR failed");
+  result->setDataLayout(machine.createDataLayout());
+  result->setTargetTriple(machine.getTargetTriple());
+
+  llvm::IRBuilder<> builder(context);
+  llvm::Type *pointer = builder.getPtrTy();
+  constexpr llvm::StringLiteral prefix = "_mlir_ciface_";
+  std::vector<llvm::Function *> functions;
+  for (llvm::Function &function : *result) {
+    // Vectors as wide as the code asks for, also where the CPU's default
+    // tuning prefers narrower ones.
+    if (!function.isDeclaration()) {
+      function.addFnAttr("prefer-vector-width", "512");
+      function.addFnAttr("min-legal-vector-width", "512");
+    }
+    if (!function.isDeclaration() && function.getName().starts_with(prefix))
+      functions.push_back(&function);
+  }
+  for (llvm::Function *function : functions) {
+    auto *invoke = llvm::Function::Create(
+        llvm::FunctionType::get(builder.getVoidTy(), {pointer}, false),
+        llvm::Function::ExternalLinkage,
+        getInvokeSymbol(function->getName().drop_front(prefix.size())), *result);
+    builder.SetInsertPoint(llvm::BasicBlock::Create(context, "entry", invoke));
+    std::vector<llvm::Value *> arguments;
+    for (unsigned i = 0; i < function->arg_size(); ++i)
+      arguments.push_back(builder.CreateLoad(
+          pointer, builder.CreateConstGEP1_64(pointer, invoke->getArg(0), i)));
+    builder.CreateCall(function, arguments);
+    builder.CreateRetVoid();
+  }
+  return result;
+}
+
+void corey::optimize(llvm::Module &module, llvm::TargetMachine &machine,
+                     unsigned level) {
+  llvm::LoopAnalysisManager loops;
+  llvm::FunctionAnalysisManager functions;
+  llvm::CGSCCAnalysisManager callGraph;
+  llvm::ModuleAnalysisManager modules;
+  llvm::PipelineTuningOptions tuning;
+  tuning.LoopVectorization = level > 1;
+  tuning.SLPVectorization = false;
+  llvm::PassBuilder builder(&machine, tuning);
+  builder.registerModuleAnalyses(modules);
+  builder.registerCGSCCAnalyses(callGraph);
+  builder.registerFunctionAnalyses(functions);
+  builder.registerLoopAnalyses(loops);
+  builder.crossRegisterProxies(loops, functions, callGraph, modules);
+  const llvm::OptimizationLevel levels[] = {
+      llvm::OptimizationLevel::O0, llvm::OptimizationLevel::O1,
+      llvm::OptimizationLevel::O2, llvm::OptimizationLevel::O3};
+  llvm::ModulePassManager passes =
+      level ? builder.buildPerModuleDefaultPipeline(levels[std::min(level, 3u)])
+            : builder.buildO0DefaultPipeline(llvm::OptimizationLevel::O0);
+  passes.run(module, modules);
+}
+
+llvm::Error corey::emitObject(llvm::Module &module, llvm::TargetMachine &machine,
+                              llvm::StringRef path) {
+  std::error_code code;
+  llvm::raw_fd_ostream os(path, code);
+  if (code)
+    return makeError(path + ": " + code.message());
+  llvm::legacy::PassManager passes;
+  if (machine.addPassesToEmitFile(passes, os, nullptr, llvm::CodeGenFileType::ObjectFile))
+    return makeError("the target cannot emit objects");
+  passes.run(module);
+  os.flush();
+  if (os.has_error())
+    return makeError(path + ": " + os.error().message());
+  return llvm::Error::success();
+}
+
+llvm::Error corey::linkSharedLibrary(llvm::StringRef object,
+                                     llvm::StringRef runtimeArchive,
+                                     llvm::StringRef path) {
+  llvm::ErrorOr<std::string> driver = std::error_code();
+  for (llvm::StringRef name : {"cc", "clang-22", "clang", "gcc"}) {
+    driver = llvm::sys::findProgramByName(name);
+    if (driver)
+      break;
+  }
+  if (!driver)
+    return makeError("expected a C compiler on PATH to link a shared library, "
+                     "got none of cc, clang-22, clang, gcc");
+  std::vector<llvm::StringRef> arguments = {*driver, "-shared", "-o", path, object};
+  if (!runtimeArchive.empty())
+    arguments.push_back(runtimeArchive);
+  for (llvm::StringRef flag : {"-Wl,--gc-sections", "-Wl,--exclude-libs,ALL", "-lm"})
+    arguments.push_back(flag);
+  std::string message;
+  if (llvm::sys::ExecuteAndWait(*driver, arguments, std::nullopt, {}, 0, 0, &message))
+    return makeError("linking " + path + " failed" +
+                     (message.empty() ? "" : ": " + message));
+  return llvm::Error::success();
+}
+
+//===----------------------------------------------------------------------===//
+// C header
+//===----------------------------------------------------------------------===//
+
+static llvm::StringRef cType(mlir::Type type) {
+  if (type.isF32())
+    return "float";
+  if (type.isF16() || type.isBF16())
+    return "uint16_t";
+  if (type.isInteger(64))
+    return "int64_t";
+  if (type.isInteger(32))
+    return "int32_t";
+  if (type.isInteger(8))
+    return "int8_t";
+  return "uint8_t";
+}
+
+static std::string identifier(llvm::StringRef name) {
+  std::string text = name.str();
+  for (char &c : text)
+    if (!llvm::isAlnum(c))
+      c = '_';
+  return text;
+}
+
+std::string corey::emitCHeader(mlir::ModuleOp module, llvm::StringRef guard) {
+  std::string text;
+  llvm::raw_string_ostream os(text);
+  std::string macro = llvm::StringRef(identifier(guard)).upper() + "_H";
+  os << "/* Functions of an ssm module, compiled by COREY.\n"
+        " *\n"
+        " * Every argument points to a descriptor: the data, the shape and the\n"
+        " * strides in elements (the innermost stride must be 1). Outputs come\n"
+        " * last and must be contiguous, with the shapes the module implies. */\n"
+     << "#ifndef " << macro << "\n#define " << macro << "\n\n#include <stdint.h>\n\n"
+     << "#ifdef __cplusplus\nextern \"C\" {\n#endif\n";
+  std::set<std::pair<int64_t, std::string>> declared;
+  auto descriptor = [&](mlir::RankedTensorType type) {
+    std::string element = cType(type.getElementType()).str();
+    return "corey_" + element + "_" + std::to_string(type.getRank()) + "d";
+  };
+  std::string prototypes;
+  llvm::raw_string_ostream protos(prototypes);
+  for (auto function : module.getOps<mlir::func::FuncOp>()) {
+    if (function.isPrivate() || function.getSymName().ends_with(ssm::kShapesSuffix))
+      continue;
+    protos << "\n/*";
+    std::vector<std::string> parameters;
+    auto add = [&](mlir::Type type, llvm::StringRef name, bool constant) {
+      auto tensor = mlir::cast<mlir::RankedTensorType>(type);
+      std::string element = cType(tensor.getElementType()).str();
+      if (declared.insert({tensor.getRank(), element}).second) {
+        os << "\ntypedef struct {\n  " << element << " *allocated, *data;\n  int64_t offset;\n";
+        if (tensor.getRank())
+          os << "  int64_t sizes[" << tensor.getRank() << "], strides["
+             << tensor.getRank() << "];\n";
+        os << "} " << descriptor(tensor) << ";\n";
+      }
+      protos << " " << name << ": " << tensor << "\n *";
+      parameters.push_back((constant ? "const " : "") + descriptor(tensor) + " *" +
+                           identifier(name));
+    };
+    for (unsigned i = 0; i < function.getNumArguments(); ++i) {
+      std::string name = "arg" + std::to_string(i);
+      for (llvm::StringRef key : {ssm::kNameAttr, ssm::kWeightArgAttr})
+        if (auto attr = function.getArgAttrOfType<mlir::StringAttr>(i, key))
+          name = attr.str();
+      add(function.getArgumentTypes()[i], name, true);
+    }
+    for (unsigned i = 0; i < function.getNumResults(); ++i) {
+      std::string name = "result" + std::to_string(i);
+      if (auto attr = function.getResultAttrOfType<mlir::StringAttr>(i, ssm::kNameAttr))
+        name = attr.str();
+      add(function.getResultTypes()[i], name, false);
+    }
+    protos << "/\nvoid _mlir_ciface_" << function.getSymName() << "("
+           << llvm::join(parameters, ",\n    ") << ");\n"
+           << "#define corey_" << identifier(function.getSymName())
+           << " _mlir_ciface_" << function.getSymName() << "\n";
+  }
+  os << prototypes << "\n#ifdef __cplusplus\n}\n#endif\n\n#endif /* " << macro << " */\n";
+  return text;
+}

@@ -1,0 +1,52 @@
+//===- RuntimeABI.h - Functions that compiled code calls -*- C++ -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef COREY_DEVICE_RUNTIMEABI_H
+#define COREY_DEVICE_RUNTIMEABI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/// Memory for an intermediate of the call in progress, aligned to 64 bytes.
+/// Kept for later calls when freed. Outside a call it comes from the heap.
+void *corey_rt_malloc(size_t size);
+void corey_rt_free(void *pointer);
+
+/// The chunk, in tokens and at least 1, of the site called `site` (address of
+/// a NUL-terminated string) for a scan over `batch` sequences of `length`.
+int64_t corey_rt_chunk(int64_t site, int64_t batch, int64_t length);
+
+/// y = x w^T, or y += x w^T with `accumulate`, in f32, for `batch` blocks of
+/// `rows` rows: x is [batch, rows, inputs], w is [outputs, inputs] and y is
+/// [batch, rows, outputs]. Addresses are those of element 0, strides are in
+/// elements, the innermost ones are 1.
+void corey_rt_gemm(int64_t x, int64_t w, int64_t y, int64_t batch, int64_t rows,
+                   int64_t outputs, int64_t inputs, int64_t xBatchStride,
+                   int64_t xRowStride, int64_t wRowStride, int64_t yBatchStride,
+                   int64_t yRowStride, int64_t accumulate);
+
+/// Adds `count` consecutive elements at `address` to the statistics of `site`.
+/// `width` is the element's width in bits: 32 for f32, 16 for f16, -16 for bf16.
+void corey_rt_observe(int64_t site, int64_t address, int64_t count,
+                      int64_t width);
+
+/// Fails the call in progress: `index` is not in [0, limit).
+void corey_rt_bad_index(int64_t index, int64_t limit);
+
+/// Fails the call in progress unless sequence starts ascend from 0 and stay
+/// within `length`: `start` is that of `sequence`, `previous` the one before.
+void corey_rt_check_sequence_start(int64_t sequence, int64_t start,
+                                   int64_t previous, int64_t length);
+
+#ifdef __cplusplus
+} // extern "C"
+#endif
+
+#endif // COREY_DEVICE_RUNTIMEABI_H

@@ -1,0 +1,264 @@
+//===- CPU.cpp - Run-time library for the CPU -*- C++ -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "corey/Device/CPU.h"
+#include "corey/Device/RuntimeABI.h"
+#include <algorithm>
+#include <cblas.h>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <omp.h>
+
+using namespace corey::device;
+
+//===----------------------------------------------------------------------===//
+// Arena
+//===----------------------------------------------------------------------===//
+
+/// Stands before every block, in 64 bytes so that the block stays aligned.
+struct Arena::Header {
+  Header *next;
+  unsigned sizeClass;
+};
+static constexpr size_t kAlignment = 64;
+
+/// The class of a size, and the size every block of that class has.
+static unsigned classOf(size_t size, size_t &rounded) {
+  size = std::max<size_t>(size, 256);
+  unsigned log = 63 - __builtin_clzll(size - 1);
+  size_t quarter = size_t(1) << (log - 2);
+  // In (2^log, 2^(log+1)]: rounded up to quarters of 2^log.
+  size_t steps = (size - (size_t(1) << log) + quarter - 1) / quarter;
+  rounded = (size_t(1) << log) + steps * quarter;
+  return 4 * log + static_cast<unsigned>(steps) - 1;
+}
+
+Arena::~Arena() {
+  for (Header *list : lists)
+    while (list) {
+      Header *next = list->next;
+      std::free(list);
+      list = next;
+    }
+}
+
+void *Arena::allocate(size_t size) {
+  if (size > (size_t(1) << 46))
+    return nullptr;
+  size_t rounded;
+  unsigned sizeClass = classOf(size, rounded);
+  Header *block = lists[sizeClass];
+  if (block) {
+    lists[sizeClass] = block->next;
+  } else {
+    block = static_cast<Header *>(
+        std::aligned_alloc(kAlignment, kAlignment + (rounded + kAlignment - 1) / kAlignment * kAlignment));
+    if (!block)
+      return nullptr;
+    block->sizeClass = sizeClass;
+    reserved += kAlignment + rounded;
+    ++requests;
+  }
+  return reinterpret_cast<char *>(block) + kAlignment;
+}
+
+void Arena::release(void *pointer) {
+  if (!pointer)
+    return;
+  auto *block = reinterpret_cast<Header *>(static_cast<char *>(pointer) - kAlignment);
+  block->next = lists[block->sizeClass];
+  lists[block->sizeClass] = block;
+}
+
+//===----------------------------------------------------------------------===//
+// Calls
+//===----------------------------------------------------------------------===//
+
+static thread_local CallState *currentCall = nullptr;
+
+/// State for programs that were compiled ahead of time and run without a
+/// CallScope.
+static CallState &defaultCall() {
+  static thread_local CallState state;
+  return state;
+}
+
+static CallState &call() { return currentCall ? *currentCall : defaultCall(); }
+
+CallScope::CallScope(CallState &state, int threads)
+    : previous(currentCall), previousThreads(omp_get_max_threads()) {
+  currentCall = &state;
+  omp_set_num_threads(threads);
+}
+
+CallScope::~CallScope() {
+  currentCall = previous;
+  omp_set_num_threads(previousThreads);
+}
+
+int corey::device::hardwareThreads() { return omp_get_num_procs(); }
+
+static void fail(std::string message) {
+  CallState &state = call();
+  if (!currentCall) {
+    // Nobody will ask: an ahead-of-time program has no other way to be told.
+    std::fprintf(stderr, "corey: error: %s\n", message.c_str());
+    return;
+  }
+  if (state.error.empty())
+    state.error = std::move(message);
+}
+
+void SiteStatistics::add(double value) {
+  if (!std::isfinite(value)) {
+    ++nonFinite;
+    return;
+  }
+  min = count ? std::min(min, value) : value;
+  max = count ? std::max(max, value) : value;
+  ++count;
+  double delta = value - mean;
+  mean += delta / static_cast<double>(count);
+  m2 += delta * (value - mean);
+}
+
+//===----------------------------------------------------------------------===//
+// ABI
+//===----------------------------------------------------------------------===//
+
+void *corey_rt_malloc(size_t size) {
+  void *pointer = call().arena.allocate(size);
+  if (!pointer) {
+    // Compiled code cannot go on without its buffers.
+    std::fprintf(stderr, "corey: fatal: out of memory allocating %zu bytes\n", size);
+    std::abort();
+  }
+  return pointer;
+}
+
+void corey_rt_free(void *pointer) { call().arena.release(pointer); }
+
+int64_t corey_rt_chunk(int64_t site, int64_t batch, int64_t length) {
+  int64_t unsplit = std::max<int64_t>(length, 1);
+  ProgramState *program = call().program;
+  if (!program)
+    return unsplit;
+  const char *name = reinterpret_cast<const char *>(site);
+  for (auto &entry : program->chunks) {
+    if (entry->name != name)
+      continue;
+    int64_t chunk = entry->requested.load(std::memory_order_relaxed);
+    if (chunk <= 0)
+      chunk = program->defaultChunk > 0 ? program->defaultChunk : unsplit;
+    entry->lastBatch.store(batch, std::memory_order_relaxed);
+    entry->lastLength.store(length, std::memory_order_relaxed);
+    entry->lastChunk.store(chunk, std::memory_order_relaxed);
+    return chunk;
+  }
+  return unsplit;
+}
+
+void corey_rt_gemm(int64_t x, int64_t w, int64_t y, int64_t batch, int64_t rows,
+                   int64_t outputs, int64_t inputs, int64_t xBatchStride,
+                   int64_t xRowStride, int64_t wRowStride, int64_t yBatchStride,
+                   int64_t yRowStride, int64_t accumulate) {
+  auto *xp = reinterpret_cast<const float *>(x);
+  auto *wp = reinterpret_cast<const float *>(w);
+  auto *yp = reinterpret_cast<float *>(y);
+  if (batch <= 0 || rows <= 0 || outputs <= 0)
+    return;
+  // Blocks that follow one another are one product; so are single rows.
+  if (batch > 1 && rows == 1) {
+    rows = batch;
+    batch = 1;
+    xRowStride = xBatchStride;
+    yRowStride = yBatchStride;
+  } else if (xBatchStride == rows * xRowStride && yBatchStride == rows * yRowStride) {
+    rows *= batch;
+    batch = 1;
+  }
+  // Slices of rows or of outputs, whichever is longer, one to a thread. The
+  // library itself runs on the thread that calls it.
+  bool byRows = rows >= outputs;
+  int64_t extent = byRows ? rows : outputs;
+  double work = static_cast<double>(rows) * outputs * inputs;
+  int64_t threads = std::min<int64_t>(omp_get_max_threads(), (extent + 31) / 32);
+  if (work < 1e6)
+    threads = 1;
+  for (int64_t b = 0; b < batch; ++b) {
+    const float *xb = xp + b * xBatchStride;
+    float *yb = yp + b * yBatchStride;
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+    for (int64_t i = 0; i < threads; ++i) {
+      // Multiples of 8 keep the micro-kernels whole.
+      int64_t begin = extent * i / threads / 8 * 8;
+      int64_t end = i + 1 == threads ? extent : extent * (i + 1) / threads / 8 * 8;
+      if (begin >= end)
+        continue;
+      int64_t m = byRows ? end - begin : rows;
+      int64_t n = byRows ? outputs : end - begin;
+      const float *xs = byRows ? xb + begin * xRowStride : xb;
+      const float *ws = byRows ? wp : wp + begin * wRowStride;
+      float *ys = byRows ? yb + begin * yRowStride : yb + begin;
+      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, m, n, inputs, 1.0f, xs,
+                  std::max(xRowStride, inputs), ws, std::max(wRowStride, inputs),
+                  accumulate ? 1.0f : 0.0f, ys, std::max(yRowStride, n));
+    }
+  }
+}
+
+static double widen(const void *address, int64_t index, int64_t width) {
+  if (width == 32)
+    return static_cast<const float *>(address)[index];
+  uint16_t bits = static_cast<const uint16_t *>(address)[index];
+  if (width < 0) {
+    uint32_t wide = uint32_t(bits) << 16;
+    float value;
+    std::memcpy(&value, &wide, sizeof value);
+    return value;
+  }
+  int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  double sign = bits >> 15 ? -1.0 : 1.0;
+  if (exponent == 31)
+    return mantissa ? NAN : sign * INFINITY;
+  if (exponent == 0)
+    return sign * std::ldexp(mantissa, -24);
+  return sign * std::ldexp(mantissa + 1024, exponent - 25);
+}
+
+void corey_rt_observe(int64_t site, int64_t address, int64_t count, int64_t width) {
+  ProgramState *program = call().program;
+  if (!program)
+    return;
+  const char *name = reinterpret_cast<const char *>(site);
+  std::lock_guard<std::mutex> lock(program->statisticsMutex);
+  auto it = std::find_if(program->statistics.begin(), program->statistics.end(),
+                         [&](const SiteStatistics &s) { return s.name == name; });
+  if (it == program->statistics.end()) {
+    program->statistics.emplace_back();
+    it = program->statistics.end() - 1;
+    it->name = name;
+  }
+  for (int64_t i = 0; i < count; ++i)
+    it->add(widen(reinterpret_cast<const void *>(address), i, width));
+}
+
+void corey_rt_bad_index(int64_t index, int64_t limit) {
+  fail("expected ids of an embedding to be in [0, " + std::to_string(limit) +
+       "), got " + std::to_string(index));
+}
+
+void corey_rt_check_sequence_start(int64_t sequence, int64_t start,
+                                   int64_t previous, int64_t length) {
+  if (sequence == 0 && start != 0)
+    fail("expected seq_starts[0] to be 0, got " + std::to_string(start));
+  else if (start < previous || start > length)
+    fail("expected seq_starts[" + std::to_string(sequence) + "] to be in [" +
+         std::to_string(previous) + ", " + std::to_string(length) + "], got " +
+         std::to_string(start));
+}

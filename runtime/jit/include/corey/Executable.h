@@ -1,0 +1,180 @@
+//===- Executable.h - Compiling and running ssm programs -*- C++ -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef COREY_EXECUTABLE_H
+#define COREY_EXECUTABLE_H
+
+#include "corey/SafeTensors.h"
+#include "corey/Status.h"
+#include "corey/Tensor.h"
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace corey {
+
+class Executable;
+
+/// Version of the library, for example "0.1.0 (0123456789ab)".
+const char *getVersion();
+
+struct ContextOptions {
+  /// "cpu". Other devices are refused.
+  std::string device = "cpu";
+  /// Threads of the parallel loops of a call; 0 takes every processor.
+  int threads = 0;
+};
+
+struct CompileOptions {
+  /// How chunks are chosen where none is set: "unsplit", one chunk per
+  /// sequence, or "static:<n>", n tokens.
+  std::string policy = "unsplit";
+  /// Width of a vector register in bits: 256 or 512; 0 takes the host's.
+  int vectorBits = 0;
+  /// LLVM's optimization level, 0 to 3.
+  int optLevel = 2;
+};
+
+/// A device and the compiler for it. Thread-safe: compile() takes turns.
+class Context {
+public:
+  /// Errors: InvalidArgument for an unknown device or a negative thread count.
+  static Expected<std::shared_ptr<Context>> create(ContextOptions options = {});
+  ~Context();
+
+  /// Compiles a module, given as MLIR text or bytecode; `name` stands for it in
+  /// messages. Errors: CompileError with one line per diagnostic.
+  Expected<std::shared_ptr<Executable>>
+  compile(std::string_view source, const CompileOptions &options = {},
+          std::string_view name = "<source>");
+  /// Compiles a file; NotFound or IOError when it cannot be read.
+  Expected<std::shared_ptr<Executable>>
+  compileFile(const std::string &path, const CompileOptions &options = {});
+
+  /// The program after a phase of the pipeline, as text: "captured", "bound",
+  /// "lowered", "buffers" or "llvm" for MLIR, "llvmir" for LLVM IR and
+  /// "llvmir-opt" for optimized LLVM IR.
+  Expected<std::string> emit(std::string_view source, std::string_view phase,
+                             const CompileOptions &options = {},
+                             std::string_view name = "<source>");
+  /// Writes an object ("o") or a shared library ("so", linked with the archive
+  /// at `runtimeArchive`) to `path`, and its C header beside it, with `.h` in
+  /// place of the extension.
+  Status exportProgram(std::string_view source, std::string_view format,
+                       const std::string &path,
+                       const std::string &runtimeArchive = "",
+                       const CompileOptions &options = {},
+                       std::string_view name = "<source>");
+
+  Device getDevice() const;
+  int getThreads() const;
+  /// Errors: InvalidArgument for a negative count. 0 takes every processor.
+  Status setThreads(int threads);
+
+private:
+  Context();
+  friend class Executable;
+  struct Impl;
+  std::unique_ptr<Impl> impl;
+};
+
+/// An input, weight or output of a function. Dimensions of -1 are free.
+struct ArgumentInfo {
+  std::string name;
+  DType dtype = DType::F32;
+  std::vector<int64_t> shape;
+};
+
+struct FunctionInfo {
+  std::string name;
+  std::vector<ArgumentInfo> inputs, outputs;
+};
+
+/// A chunk site and what its last call used.
+struct ChunkInfo {
+  std::string site;
+  /// The chunk set by setChunk(), or 0.
+  int64_t requested = 0;
+  /// Of the last call; 0 before the first.
+  int64_t batch = 0, length = 0, chunk = 0;
+  /// Who chose the chunk, in words.
+  std::string reason;
+};
+
+/// Statistics of an `ssm.observe` site since the program was compiled.
+struct ObservationInfo {
+  std::string site;
+  uint64_t count = 0, nonFinite = 0;
+  double min = 0, max = 0, mean = 0, variance = 0;
+};
+
+/// Milliseconds spent on a step of compilation.
+struct PhaseTime {
+  std::string phase;
+  double milliseconds;
+};
+
+/// A compiled program. One compilation serves every batch and length. run() may
+/// be called from several threads at a time.
+class Executable {
+public:
+  ~Executable();
+
+  const std::vector<FunctionInfo> &functions() const;
+  /// Null when there is no function of that name.
+  const FunctionInfo *findFunction(std::string_view name) const;
+
+  /// Weights the program declares, by symbol.
+  const std::vector<ArgumentInfo> &weights() const;
+  /// Binds every weight to a tensor of `file`. `prefix` replaces the module's
+  /// `ssm.weight_prefix` unless it is null. A tensor must have the declared
+  /// dtype and, up to axes of size 1, the declared shape.
+  Status bindWeights(const SafeTensors &file, const std::string *prefix = nullptr);
+  Status bindWeight(std::string_view symbol, const Tensor &tensor);
+
+  /// Runs a function. `outputs` may be empty: contiguous tensors are made.
+  /// Otherwise there is one per result, of the right dtype, shape and device,
+  /// with any strides, and overlapping neither an input nor another output.
+  /// Everything is checked before anything runs; what depends on data (ids of an
+  /// embedding, starts of sequences) is reported after, with InvalidArgument.
+  /// An input whose innermost stride is not 1 is copied first, and an output
+  /// that is not contiguous after; other strides cost nothing. Calls of known
+  /// shapes with given outputs allocate no memory.
+  Status run(std::string_view function, const std::vector<Tensor> &inputs,
+             std::vector<Tensor> &outputs);
+  Status run(std::string_view function, const Tensor *inputs, size_t numInputs,
+             Tensor *outputs, size_t numOutputs);
+  /// The shapes of the results for the given inputs, after all checks of them.
+  Expected<std::vector<std::vector<int64_t>>>
+  outputShapes(std::string_view function, const std::vector<Tensor> &inputs);
+
+  /// Fixes the chunk of a site, in tokens; 0 gives it back to the policy.
+  /// Errors: NotFound with the sites there are, InvalidArgument for a negative
+  /// chunk.
+  Status setChunk(std::string_view site, int64_t chunk);
+  std::vector<ChunkInfo> chunks() const;
+  std::vector<ObservationInfo> observations() const;
+
+  /// What was compiled, for what, how long it took and what the last call
+  /// chose, for people to read.
+  std::string explain() const;
+  const std::vector<PhaseTime> &compileTimes() const;
+  /// Bytes of intermediates kept for later calls, and how often the system was
+  /// asked for memory.
+  std::pair<size_t, size_t> memoryUse() const;
+
+private:
+  Executable();
+  friend class Context;
+  struct Impl;
+  std::unique_ptr<Impl> impl;
+};
+
+} // namespace corey
+
+#endif // COREY_EXECUTABLE_H

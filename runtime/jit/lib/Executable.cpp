@@ -1,0 +1,1125 @@
+//===- Executable.cpp - Compiling and running ssm programs -*- C++ -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "corey/Executable.h"
+#include "corey/Device/CPU.h"
+#include "corey/Device/RuntimeABI.h"
+#include "corey/Dialect/SSM/IR/SSMOps.h"
+#include "corey/Dialect/SSM/Transforms/Passes.h"
+#include "corey/InitAll.h"
+#include "corey/Pipelines/Pipelines.h"
+#include "corey/Target/Host.h"
+#include "mlir/Bytecode/BytecodeReader.h"
+#include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/IR/Diagnostics.h"
+#include "mlir/IR/MLIRContext.h"
+#include "mlir/Parser/Parser.h"
+#include "mlir/Pass/PassManager.h"
+#include "llvm/ADT/StringExtras.h"
+#include "llvm/ExecutionEngine/JITSymbol.h"
+#include "llvm/ExecutionEngine/Orc/CompileUtils.h"
+#include "llvm/ExecutionEngine/Orc/ExecutionUtils.h"
+#include "llvm/ExecutionEngine/Orc/LLJIT.h"
+#include "llvm/IR/Module.h"
+#include "llvm/Support/FileSystem.h"
+#include "llvm/Support/Format.h"
+#include "llvm/Support/FormatVariadic.h"
+#include "llvm/Support/MemoryBuffer.h"
+#include "llvm/Support/SourceMgr.h"
+#include "llvm/Target/TargetMachine.h"
+#include <chrono>
+
+using namespace corey;
+using mlir::ModuleOp;
+
+const char *corey::getVersion() { return COREY_VERSION " (" COREY_COMMIT ")"; }
+
+//===----------------------------------------------------------------------===//
+// Context
+//===----------------------------------------------------------------------===//
+
+struct Context::Impl {
+  Impl(const mlir::DialectRegistry &registry)
+      : mlir(registry, mlir::MLIRContext::Threading::DISABLED) {}
+  mlir::MLIRContext mlir;
+  std::mutex mutex;
+  Device device;
+  /// Shared with the executables, which outlive the context.
+  std::shared_ptr<std::atomic<int>> threads = std::make_shared<std::atomic<int>>(1);
+};
+
+Context::Context() = default;
+Context::~Context() = default;
+
+Expected<std::shared_ptr<Context>> Context::create(ContextOptions options) {
+  Expected<Device> device = Device::parse(options.device);
+  if (!device)
+    return device.takeStatus();
+  if (device->kind != Device::CPU)
+    return Status::unsupported("expected device 'cpu', got '" + options.device +
+                               "': no back end for it in this build");
+  mlir::DialectRegistry registry;
+  registerAllDialects(registry);
+  std::shared_ptr<Context> context(new Context);
+  context->impl = std::make_unique<Impl>(registry);
+  context->impl->device = *device;
+  if (Status status = context->setThreads(options.threads); !status)
+    return status;
+  return context;
+}
+
+Device Context::getDevice() const { return impl->device; }
+int Context::getThreads() const { return *impl->threads; }
+Status Context::setThreads(int threads) {
+  if (threads < 0)
+    return Status::invalidArgument("expected a thread count of at least 0, got " +
+                                   std::to_string(threads));
+  *impl->threads = threads ? threads : device::hardwareThreads();
+  return Status::ok();
+}
+
+namespace {
+/// Collects diagnostics as lines of text.
+class DiagnosticCollector {
+public:
+  explicit DiagnosticCollector(mlir::MLIRContext *context)
+      : handler(context, [this](mlir::Diagnostic &diagnostic) {
+          if (diagnostic.getSeverity() != mlir::DiagnosticSeverity::Error)
+            return mlir::success();
+          if (!text.empty())
+            text += "\n";
+          llvm::raw_string_ostream os(text);
+          if (auto loc = diagnostic.getLocation()->findInstanceOf<mlir::FileLineColLoc>())
+            os << loc.getFilename().getValue() << ":" << loc.getLine() << ":"
+               << loc.getColumn() << ": ";
+          os << diagnostic.str();
+          return mlir::success();
+        }) {}
+  Status status(const char *fallback) const {
+    return Status::compileError(text.empty() ? fallback : text);
+  }
+
+private:
+  std::string text;
+  mlir::ScopedDiagnosticHandler handler;
+};
+
+/// The SSA name at `loc` in `source`: what follows '%'.
+std::string nameAt(llvm::StringRef source, mlir::Location loc, bool isResult,
+                   unsigned resultNumber) {
+  auto position = loc->findInstanceOf<mlir::FileLineColLoc>();
+  if (!position)
+    return "";
+  llvm::StringRef line = source;
+  for (unsigned i = 1; i < position.getLine(); ++i)
+    line = line.split('\n').second;
+  line = line.split('\n').first;
+  unsigned column = position.getColumn();
+  if (column == 0 || column > line.size())
+    return "";
+  llvm::StringRef text = line.substr(column - 1);
+  if (isResult) {
+    // `%a, %b = op`: the location is that of the op, or of the first result.
+    text = text.starts_with("%") ? text : line.take_front(column - 1);
+    llvm::SmallVector<llvm::StringRef> names;
+    text.split('=').first.split(names, ',');
+    if (resultNumber >= names.size())
+      return "";
+    text = names[resultNumber].trim();
+  }
+  if (!text.consume_front("%"))
+    return "";
+  return text
+      .take_while([](char c) { return llvm::isAlnum(c) || c == '_' || c == '.' || c == '$'; })
+      .str();
+}
+
+/// Records the SSA names of arguments and returned values, so that users can
+/// call tensors what the file calls them.
+void recordNames(ModuleOp module, llvm::StringRef source) {
+  auto string = [&](const std::string &text) {
+    return mlir::StringAttr::get(module.getContext(), text);
+  };
+  for (auto function : module.getOps<mlir::func::FuncOp>()) {
+    if (function.isExternal() || function.isPrivate())
+      continue;
+    for (mlir::BlockArgument arg : function.getArguments()) {
+      unsigned i = arg.getArgNumber();
+      std::string name = nameAt(source, arg.getLoc(), false, 0);
+      if (!name.empty() && !function.getArgAttr(i, ssm::kNameAttr))
+        function.setArgAttr(i, ssm::kNameAttr, string(name));
+    }
+    auto terminator = llvm::dyn_cast<mlir::func::ReturnOp>(
+        function.getBody().front().getTerminator());
+    for (unsigned i = 0; terminator && i < function.getNumResults(); ++i) {
+      auto result = llvm::dyn_cast<mlir::OpResult>(terminator.getOperand(i));
+      if (!result || function.getResultAttr(i, ssm::kNameAttr))
+        continue;
+      std::string name =
+          nameAt(source, result.getOwner()->getLoc(), true, result.getResultNumber());
+      // A number says nothing about a result.
+      if (!name.empty() && !llvm::isDigit(name[0]))
+        function.setResultAttr(i, ssm::kNameAttr, string(name));
+    }
+  }
+}
+
+Expected<mlir::OwningOpRef<ModuleOp>> parse(mlir::MLIRContext &context,
+                                            std::string_view source,
+                                            std::string_view name) {
+  DiagnosticCollector diagnostics(&context);
+  llvm::SourceMgr manager;
+  manager.AddNewSourceBuffer(
+      llvm::MemoryBuffer::getMemBufferCopy(llvm::StringRef(source.data(), source.size()),
+                                           llvm::StringRef(name.data(), name.size())),
+      llvm::SMLoc());
+  auto module = mlir::parseSourceFile<ModuleOp>(manager, &context);
+  if (!module)
+    return diagnostics.status("parsing failed");
+  llvm::MemoryBufferRef buffer = manager.getMemoryBuffer(1)->getMemBufferRef();
+  if (!mlir::isBytecode(buffer))
+    recordNames(*module, buffer.getBuffer());
+  return module;
+}
+
+Status runPipeline(ModuleOp module, const CPUPipelineOptions &options, CPUPhase first,
+                   CPUPhase last) {
+  DiagnosticCollector diagnostics(module.getContext());
+  mlir::PassManager manager(module.getContext());
+  manager.enableVerifier(false);
+  buildCPUPipeline(manager, options, first, last);
+  if (failed(manager.run(module)))
+    return diagnostics.status("lowering failed");
+  return Status::ok();
+}
+
+Expected<int64_t> parsePolicy(const std::string &policy) {
+  llvm::StringRef text(policy);
+  if (text == "unsplit")
+    return int64_t(0);
+  int64_t chunk;
+  if (text.consume_front("static:") && !text.getAsInteger(10, chunk) && chunk > 0)
+    return chunk;
+  return Status::invalidArgument(
+      "expected policy 'unsplit' or 'static:<tokens>', got '" + policy + "'");
+}
+
+Status checkOptions(const CompileOptions &options) {
+  if (options.vectorBits != 0 && options.vectorBits != 256 && options.vectorBits != 512)
+    return Status::invalidArgument("expected vectorBits to be 0, 256 or 512, got " +
+                                   std::to_string(options.vectorBits));
+  if (options.optLevel < 0 || options.optLevel > 3)
+    return Status::invalidArgument("expected optLevel to be from 0 to 3, got " +
+                                   std::to_string(options.optLevel));
+  return parsePolicy(options.policy).status();
+}
+
+Status toStatus(llvm::Error error) {
+  return error ? Status::compileError(llvm::toString(std::move(error))) : Status::ok();
+}
+
+DType toDType(mlir::Type type) {
+  if (type.isF64())
+    return DType::F64;
+  if (type.isF32())
+    return DType::F32;
+  if (type.isF16())
+    return DType::F16;
+  if (type.isBF16())
+    return DType::BF16;
+  if (llvm::isa<mlir::Float8E4M3FNType>(type))
+    return DType::F8E4M3FN;
+  if (type.isInteger(64))
+    return DType::I64;
+  if (type.isInteger(32))
+    return DType::I32;
+  if (type.isInteger(16))
+    return DType::I16;
+  return DType::I8;
+}
+
+bool isSupported(mlir::Type type) {
+  return type.isF64() || type.isF32() || type.isF16() || type.isBF16() ||
+         llvm::isa<mlir::Float8E4M3FNType>(type) || type.isInteger(64) ||
+         type.isInteger(32) || type.isInteger(16) || type.isInteger(8);
+}
+
+std::string shapeText(const int64_t *sizes, size_t rank) {
+  std::string text = "[";
+  for (size_t i = 0; i < rank; ++i)
+    text += (i ? ", " : "") + (sizes[i] < 0 ? std::string("?") : std::to_string(sizes[i]));
+  return text + "]";
+}
+std::string shapeText(const std::vector<int64_t> &shape) {
+  return shapeText(shape.data(), shape.size());
+}
+
+class Stopwatch {
+public:
+  double lap() {
+    auto now = std::chrono::steady_clock::now();
+    double elapsed = std::chrono::duration<double, std::milli>(now - start).count();
+    start = now;
+    return elapsed;
+  }
+
+private:
+  std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+};
+
+/// Two sizes that must agree, for messages.
+struct Constraint {
+  int64_t lhsArg, lhsDim, rhsArg, rhsDim;
+  std::string symbol;
+};
+
+struct Function {
+  FunctionInfo info;
+  /// Index into the program's weights for each argument behind the inputs.
+  std::vector<size_t> weights;
+  std::vector<Constraint> constraints;
+  size_t numDims = 0, numResultDims = 0;
+  void (*invoke)(void **) = nullptr;
+  void (*shapes)(void **) = nullptr;
+};
+
+struct Weight {
+  ArgumentInfo info;
+  std::string key;
+  Tensor tensor;
+  bool bound = false;
+};
+
+/// A call's memory beside its arena; kept with it, so that a warm call
+/// allocates nothing.
+struct Call {
+  device::CallState state;
+  std::vector<int64_t> dims, sizes, descriptors;
+  std::vector<void *> pointers;
+  std::vector<std::pair<const Tensor *, void *>> stagedOutputs;
+  std::vector<void *> staged;
+  std::vector<int64_t> strides;
+};
+} // namespace
+
+//===----------------------------------------------------------------------===//
+// Executable
+//===----------------------------------------------------------------------===//
+
+struct Executable::Impl {
+  std::unique_ptr<llvm::orc::LLJIT> jit;
+  std::vector<FunctionInfo> infos;
+  std::vector<Function> functions;
+  std::vector<ArgumentInfo> weightInfos;
+  std::vector<Weight> weights;
+  std::string name, prefix, policy, cpu;
+  /// The context's.
+  std::shared_ptr<std::atomic<int>> threads;
+  std::vector<PhaseTime> times;
+  device::ProgramState program;
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Call>> idle;
+  size_t reserved = 0, requests = 0;
+
+  Status describe(ModuleOp module);
+  Status load(ModuleOp module, const CompileOptions &options, Stopwatch &watch);
+
+  const Function *find(std::string_view name) const {
+    for (const Function &function : functions)
+      if (function.info.name == name)
+        return &function;
+    return nullptr;
+  }
+  Status notFound(std::string_view name) const {
+    std::string known;
+    for (const FunctionInfo &info : infos)
+      known += (known.empty() ? "" : ", ") + info.name;
+    return Status::notFound("expected a function of " + this->name + " (" + known +
+                            "), got '" + std::string(name) + "'");
+  }
+
+  std::unique_ptr<Call> acquire() {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (idle.empty()) {
+      auto call = std::make_unique<Call>();
+      call->state.program = &program;
+      return call;
+    }
+    std::unique_ptr<Call> call = std::move(idle.back());
+    idle.pop_back();
+    return call;
+  }
+  void release(std::unique_ptr<Call> call) {
+    std::lock_guard<std::mutex> lock(mutex);
+    idle.push_back(std::move(call));
+  }
+
+  Status checkInputs(const Function &function, const Tensor *inputs, size_t count) const;
+  Status computeShapes(const Function &function, const Tensor *inputs, Call &call) const;
+  Status checkOutputs(const Function &function, const Tensor *inputs, size_t numInputs,
+                      const Tensor *outputs, size_t numOutputs, const Call &call) const;
+  Status execute(const Function &function, const Tensor *inputs, const Tensor *outputs,
+                 Call &call);
+};
+
+Executable::Executable() : impl(std::make_unique<Impl>()) {}
+Executable::~Executable() = default;
+
+/// Reads functions, weights and sites off a module after the Bound phase.
+Status Executable::Impl::describe(ModuleOp module) {
+  if (auto attr = module->getAttrOfType<mlir::StringAttr>(ssm::WeightOp::getPrefixAttrName()))
+    prefix = attr.str();
+  llvm::StringMap<size_t> weightIndex;
+  for (auto op : module.getOps<ssm::WeightOp>()) {
+    auto type = llvm::cast<mlir::RankedTensorType>(op.getType());
+    Weight weight;
+    weight.info = {op.getSymName().str(), toDType(type.getElementType()),
+                   std::vector<int64_t>(type.getShape().begin(), type.getShape().end())};
+    weight.key = op.getFileKey().str();
+    weightIndex[op.getSymName()] = weights.size();
+    weightInfos.push_back(weight.info);
+    weights.push_back(std::move(weight));
+  }
+  mlir::SymbolTable symbols(module);
+  for (auto op : module.getOps<mlir::func::FuncOp>()) {
+    if (op.isPrivate() || op.isExternal() || op.getSymName().ends_with(ssm::kShapesSuffix))
+      continue;
+    Function function;
+    function.info.name = op.getSymName().str();
+    auto toInfo = [&](mlir::Type type, std::string name,
+                      std::vector<ArgumentInfo> &list) -> Status {
+      auto tensor = llvm::dyn_cast<mlir::RankedTensorType>(type);
+      if (!tensor || !isSupported(tensor.getElementType())) {
+        std::string text;
+        llvm::raw_string_ostream(text) << type;
+        return Status::compileError("expected '" + name + "' of @" + function.info.name +
+                                    " to be a ranked tensor of a float or integer type, got " + text);
+      }
+      std::vector<int64_t> shape;
+      for (int64_t size : tensor.getShape())
+        shape.push_back(mlir::ShapedType::isDynamic(size) ? -1 : size);
+      list.push_back({std::move(name), toDType(tensor.getElementType()), shape});
+      return Status::ok();
+    };
+    for (unsigned i = 0; i < op.getNumArguments(); ++i) {
+      if (auto attr = op.getArgAttrOfType<mlir::StringAttr>(i, ssm::kWeightArgAttr)) {
+        function.weights.push_back(weightIndex.lookup(attr.getValue()));
+      } else {
+        std::string name = "arg" + std::to_string(i);
+        if (auto attr = op.getArgAttrOfType<mlir::StringAttr>(i, ssm::kNameAttr))
+          name = attr.str();
+        if (Status status = toInfo(op.getArgumentTypes()[i], name, function.info.inputs); !status)
+          return status;
+      }
+      function.numDims += llvm::cast<mlir::RankedTensorType>(op.getArgumentTypes()[i]).getRank();
+    }
+    for (unsigned i = 0; i < op.getNumResults(); ++i) {
+      std::string name = "result" + std::to_string(i);
+      if (auto attr = op.getResultAttrOfType<mlir::StringAttr>(i, ssm::kNameAttr))
+        name = attr.str();
+      if (Status status = toInfo(op.getResultTypes()[i], name, function.info.outputs); !status)
+        return status;
+      function.numResultDims += function.info.outputs.back().shape.size();
+    }
+    auto shapes = symbols.lookup<mlir::func::FuncOp>(function.info.name + ssm::kShapesSuffix.str());
+    if (auto list = shapes->getAttrOfType<mlir::ArrayAttr>(ssm::kConstraintsAttr))
+      for (mlir::Attribute attr : list) {
+        auto entry = llvm::cast<mlir::ArrayAttr>(attr).getValue();
+        auto integer = [&](unsigned i) { return llvm::cast<mlir::IntegerAttr>(entry[i]).getInt(); };
+        function.constraints.push_back({integer(0), integer(1), integer(2), integer(3),
+                                        llvm::cast<mlir::StringAttr>(entry[4]).str()});
+      }
+    infos.push_back(function.info);
+    functions.push_back(std::move(function));
+  }
+  if (functions.empty())
+    return Status::compileError(name + ": expected at least one public function with a body, got none");
+  module.walk([&](ssm::BindChunkOp op) {
+    for (auto &site : program.chunks)
+      if (site->name == op.getSite())
+        return;
+    program.chunks.push_back(std::make_unique<device::ChunkSite>(op.getSite().str()));
+  });
+  return Status::ok();
+}
+
+/// What compiled code calls, by address: the executable may be linked without a
+/// dynamic symbol table.
+static llvm::orc::SymbolMap runtimeSymbols(llvm::orc::MangleAndInterner mangle) {
+  llvm::orc::SymbolMap symbols;
+  auto add = [&](const char *name, auto *function) {
+    symbols[mangle(name)] = {llvm::orc::ExecutorAddr::fromPtr(function),
+                             llvm::JITSymbolFlags::Exported | llvm::JITSymbolFlags::Callable};
+  };
+  add("corey_rt_malloc", corey_rt_malloc);
+  add("corey_rt_free", corey_rt_free);
+  add("corey_rt_chunk", corey_rt_chunk);
+  add("corey_rt_gemm", corey_rt_gemm);
+  add("corey_rt_observe", corey_rt_observe);
+  add("corey_rt_bad_index", corey_rt_bad_index);
+  add("corey_rt_check_sequence_start", corey_rt_check_sequence_start);
+  return symbols;
+}
+
+Status Executable::Impl::load(ModuleOp module, const CompileOptions &options,
+                              Stopwatch &watch) {
+  auto machine = createHostTargetMachine();
+  if (!machine)
+    return toStatus(machine.takeError());
+  cpu = (*machine)->getTargetCPU().str();
+  auto llvmContext = std::make_unique<llvm::LLVMContext>();
+  DiagnosticCollector diagnostics(module.getContext());
+  auto translated = translateToLLVMIR(module, *llvmContext, **machine);
+  if (!translated) {
+    llvm::consumeError(translated.takeError());
+    return diagnostics.status("translation to LLVM IR failed");
+  }
+  times.push_back({"translate", watch.lap()});
+  optimize(**translated, **machine, options.optLevel);
+  times.push_back({"optimize", watch.lap()});
+  std::shared_ptr<llvm::TargetMachine> shared(std::move(*machine));
+  auto jitOrError =
+      llvm::orc::LLJITBuilder()
+          .setJITTargetMachineBuilder(llvm::orc::JITTargetMachineBuilder(shared->getTargetTriple()))
+          .setDataLayout((*translated)->getDataLayout())
+          .setCompileFunctionCreator(
+              [shared](llvm::orc::JITTargetMachineBuilder)
+                  -> llvm::Expected<std::unique_ptr<llvm::orc::IRCompileLayer::IRCompiler>> {
+                struct Compiler : public llvm::orc::SimpleCompiler {
+                  explicit Compiler(std::shared_ptr<llvm::TargetMachine> machine)
+                      : SimpleCompiler(*machine), machine(std::move(machine)) {}
+                  std::shared_ptr<llvm::TargetMachine> machine;
+                };
+                return std::make_unique<Compiler>(shared);
+              })
+          .create();
+  if (!jitOrError)
+    return toStatus(jitOrError.takeError());
+  jit = std::move(*jitOrError);
+  llvm::orc::JITDylib &library = jit->getMainJITDylib();
+  llvm::orc::MangleAndInterner mangle(jit->getExecutionSession(), jit->getDataLayout());
+  if (auto error = library.define(llvm::orc::absoluteSymbols(runtimeSymbols(mangle))))
+    return toStatus(std::move(error));
+  auto process = llvm::orc::DynamicLibrarySearchGenerator::GetForCurrentProcess(
+      jit->getDataLayout().getGlobalPrefix());
+  if (!process)
+    return toStatus(process.takeError());
+  library.addGenerator(std::move(*process));
+  if (auto error = jit->addIRModule(llvm::orc::ThreadSafeModule(
+          std::move(*translated), llvm::orc::ThreadSafeContext(std::move(llvmContext)))))
+    return toStatus(std::move(error));
+  for (Function &function : functions)
+    for (auto [suffix, slot] : {std::pair<llvm::StringRef, void (**)(void **)>{"", &function.invoke},
+                                {ssm::kShapesSuffix, &function.shapes}}) {
+      auto symbol = jit->lookup(getInvokeSymbol(function.info.name + suffix.str()));
+      if (!symbol)
+        return toStatus(symbol.takeError());
+      *slot = symbol->toPtr<void (*)(void **)>();
+    }
+  times.push_back({"codegen", watch.lap()});
+  return Status::ok();
+}
+
+static void setPipelineOptions(CPUPipelineOptions &pipeline,
+                               const CompileOptions &options) {
+  pipeline.vectorBits = options.vectorBits;
+}
+
+Expected<std::shared_ptr<Executable>>
+Context::compile(std::string_view source, const CompileOptions &options,
+                 std::string_view name) {
+  if (Status status = checkOptions(options); !status)
+    return status;
+  std::lock_guard<std::mutex> lock(impl->mutex);
+  Stopwatch watch;
+  auto module = parse(impl->mlir, source, name);
+  if (!module)
+    return module.takeStatus();
+  std::shared_ptr<Executable> executable(new Executable);
+  Executable::Impl &program = *executable->impl;
+  program.name = std::string(name);
+  program.policy = options.policy;
+  program.program.defaultChunk = *parsePolicy(options.policy);
+  program.times.push_back({"parse", watch.lap()});
+  CPUPipelineOptions pipeline;
+  setPipelineOptions(pipeline, options);
+  ModuleOp op = **module;
+  if (Status status = runPipeline(op, pipeline, CPUPhase::Captured, CPUPhase::Bound); !status)
+    return status;
+  if (Status status = program.describe(op); !status)
+    return status;
+  if (Status status = runPipeline(op, pipeline, CPUPhase::Lowered, CPUPhase::LLVM); !status)
+    return status;
+  program.times.push_back({"lower", watch.lap()});
+  if (Status status = program.load(op, options, watch); !status)
+    return status;
+  program.threads = impl->threads;
+  return executable;
+}
+
+static Expected<std::string> readFile(const std::string &path) {
+  if (llvm::sys::fs::is_directory(path))
+    return Status::ioError(path + ": expected a file, got a directory");
+  auto buffer = llvm::MemoryBuffer::getFile(path, /*IsText=*/false,
+                                            /*RequiresNullTerminator=*/false);
+  if (!buffer) {
+    std::string message = path + ": " + buffer.getError().message();
+    return buffer.getError() == std::errc::no_such_file_or_directory
+               ? Status::notFound(message)
+               : Status::ioError(message);
+  }
+  return (*buffer)->getBuffer().str();
+}
+
+Expected<std::shared_ptr<Executable>>
+Context::compileFile(const std::string &path, const CompileOptions &options) {
+  Expected<std::string> source = readFile(path);
+  if (!source)
+    return source.takeStatus();
+  return compile(*source, options, path);
+}
+
+//===----------------------------------------------------------------------===//
+// Ahead of time
+//===----------------------------------------------------------------------===//
+
+Expected<std::string> Context::emit(std::string_view source, std::string_view phase,
+                                    const CompileOptions &options,
+                                    std::string_view name) {
+  if (Status status = checkOptions(options); !status)
+    return status;
+  static constexpr std::pair<std::string_view, CPUPhase> phases[] = {
+      {"captured", CPUPhase::Captured}, {"bound", CPUPhase::Bound},
+      {"lowered", CPUPhase::Lowered},   {"buffers", CPUPhase::Buffers},
+      {"llvm", CPUPhase::LLVM},         {"llvmir", CPUPhase::LLVM},
+      {"llvmir-opt", CPUPhase::LLVM}};
+  auto it = llvm::find_if(phases, [&](auto &entry) { return entry.first == phase; });
+  if (it == std::end(phases))
+    return Status::invalidArgument(
+        "expected a phase of captured, bound, lowered, buffers, llvm, llvmir and "
+        "llvmir-opt, got '" + std::string(phase) + "'");
+  std::lock_guard<std::mutex> lock(impl->mutex);
+  auto module = parse(impl->mlir, source, name);
+  if (!module)
+    return module.takeStatus();
+  CPUPipelineOptions pipeline;
+  setPipelineOptions(pipeline, options);
+  ModuleOp op = **module;
+  if (Status status = runPipeline(op, pipeline, CPUPhase::Captured, it->second); !status)
+    return status;
+  std::string text;
+  llvm::raw_string_ostream os(text);
+  if (!llvm::StringRef(phase.data(), phase.size()).starts_with("llvmir")) {
+    op.print(os);
+    os << "\n";
+    return text;
+  }
+  auto machine = createHostTargetMachine();
+  if (!machine)
+    return toStatus(machine.takeError());
+  llvm::LLVMContext llvmContext;
+  auto translated = translateToLLVMIR(op, llvmContext, **machine);
+  if (!translated)
+    return toStatus(translated.takeError());
+  if (phase == "llvmir-opt")
+    optimize(**translated, **machine, options.optLevel);
+  (*translated)->print(os, nullptr);
+  return text;
+}
+
+Status Context::exportProgram(std::string_view source, std::string_view format,
+                              const std::string &path, const std::string &runtimeArchive,
+                              const CompileOptions &options, std::string_view name) {
+  if (Status status = checkOptions(options); !status)
+    return status;
+  if (format != "o" && format != "so")
+    return Status::invalidArgument("expected format 'o' or 'so', got '" +
+                                   std::string(format) + "'");
+  std::lock_guard<std::mutex> lock(impl->mutex);
+  auto module = parse(impl->mlir, source, name);
+  if (!module)
+    return module.takeStatus();
+  CPUPipelineOptions pipeline;
+  setPipelineOptions(pipeline, options);
+  ModuleOp op = **module;
+  if (Status status = runPipeline(op, pipeline, CPUPhase::Captured, CPUPhase::Bound); !status)
+    return status;
+  llvm::StringRef stem(path);
+  size_t dot = stem.rfind('.');
+  if (dot != llvm::StringRef::npos && stem.find('/', dot) == llvm::StringRef::npos)
+    stem = stem.take_front(dot);
+  llvm::StringRef base = stem.substr(stem.rfind('/') + 1);
+  std::string header = emitCHeader(op, base);
+  if (Status status = runPipeline(op, pipeline, CPUPhase::Lowered, CPUPhase::LLVM); !status)
+    return status;
+  auto machine = createHostTargetMachine();
+  if (!machine)
+    return toStatus(machine.takeError());
+  llvm::LLVMContext llvmContext;
+  auto translated = translateToLLVMIR(op, llvmContext, **machine);
+  if (!translated)
+    return toStatus(translated.takeError());
+  optimize(**translated, **machine, options.optLevel);
+  std::string object = format == "o" ? path : path + ".o";
+  if (Status status = toStatus(emitObject(**translated, **machine, object)); !status)
+    return status;
+  if (format == "so") {
+    Status status = toStatus(linkSharedLibrary(object, runtimeArchive, path));
+    llvm::sys::fs::remove(object);
+    if (!status)
+      return status;
+  }
+  std::error_code code;
+  llvm::raw_fd_ostream os(stem.str() + ".h", code);
+  if (code)
+    return Status::ioError(stem.str() + ".h: " + code.message());
+  os << header;
+  return Status::ok();
+}
+
+//===----------------------------------------------------------------------===//
+// Weights
+//===----------------------------------------------------------------------===//
+
+const std::vector<FunctionInfo> &Executable::functions() const { return impl->infos; }
+const std::vector<ArgumentInfo> &Executable::weights() const { return impl->weightInfos; }
+const FunctionInfo *Executable::findFunction(std::string_view name) const {
+  const Function *function = impl->find(name);
+  return function ? &function->info : nullptr;
+}
+
+/// `tensor` viewed with `shape` if they differ by axes of size 1 only.
+static Expected<Tensor> viewAs(const Tensor &tensor, const std::vector<int64_t> &shape) {
+  if (tensor.shape() == shape)
+    return tensor;
+  auto squeeze = [](const std::vector<int64_t> &full) {
+    std::vector<int64_t> kept;
+    for (int64_t size : full)
+      if (size != 1)
+        kept.push_back(size);
+    return kept;
+  };
+  if (squeeze(tensor.shape()) != squeeze(shape))
+    return Status::invalidArgument("");
+  return tensor.reshape(shape);
+}
+
+static Status bindTensor(Weight &weight, const Tensor &tensor, const std::string &what) {
+  if (tensor.dtype() != weight.info.dtype)
+    return Status::invalidArgument("weight '" + weight.info.name + "' (" + what +
+                                   "): expected dtype " + dtypeName(weight.info.dtype) +
+                                   ", got " + dtypeName(tensor.dtype()));
+  if (tensor.device().kind != Device::CPU)
+    return Status::invalidArgument("weight '" + weight.info.name + "' (" + what +
+                                   "): expected device cpu, got " + tensor.device().name());
+  Expected<Tensor> view = viewAs(tensor, weight.info.shape);
+  if (!view)
+    return Status::invalidArgument("weight '" + weight.info.name + "' (" + what +
+                                   "): expected shape " + shapeText(weight.info.shape) +
+                                   ", got " + shapeText(tensor.shape()));
+  if (!view->isContiguous()) {
+    Expected<Tensor> packed = view->to(view->dtype());
+    if (!packed)
+      return packed.takeStatus();
+    view = std::move(packed);
+  }
+  weight.tensor = *view;
+  weight.bound = true;
+  return Status::ok();
+}
+
+Status Executable::bindWeights(const SafeTensors &file, const std::string *prefix) {
+  for (Weight &weight : impl->weights) {
+    std::string key = (prefix ? *prefix : impl->prefix) + weight.key;
+    if (!file.contains(key))
+      return Status::notFound(file.path() + ": expected tensor '" + key + "' for weight '" +
+                              weight.info.name + "', got a file without it");
+    Expected<Tensor> tensor = file.get(key);
+    if (!tensor)
+      return tensor.takeStatus();
+    if (Status status = bindTensor(weight, *tensor, file.path() + ":" + key); !status)
+      return status;
+  }
+  return Status::ok();
+}
+
+Status Executable::bindWeight(std::string_view symbol, const Tensor &tensor) {
+  for (Weight &weight : impl->weights)
+    if (weight.info.name == symbol)
+      return bindTensor(weight, tensor, "bound by name");
+  return Status::notFound("expected a weight of " + impl->name + ", got '" +
+                          std::string(symbol) + "'");
+}
+
+//===----------------------------------------------------------------------===//
+// Checks
+//===----------------------------------------------------------------------===//
+
+static Status checkTensor(const char *kind, const ArgumentInfo &info, const Tensor &tensor) {
+  auto subject = [&] { return std::string(kind) + " '" + info.name + "': expected "; };
+  if (tensor.dtype() != info.dtype)
+    return Status::invalidArgument(subject() + "dtype " + dtypeName(info.dtype) + ", got " +
+                                   dtypeName(tensor.dtype()));
+  if (tensor.device().kind != Device::CPU)
+    return Status::invalidArgument(subject() + "device cpu, got " + tensor.device().name());
+  bool matches = tensor.shape().size() == info.shape.size();
+  for (size_t i = 0; matches && i < info.shape.size(); ++i)
+    matches = info.shape[i] < 0 || info.shape[i] == tensor.shape()[i];
+  if (!matches)
+    return Status::invalidArgument(subject() + "shape " + shapeText(info.shape) + ", got " +
+                                   shapeText(tensor.shape()));
+  if (!tensor.data() && tensor.numElements())
+    return Status::invalidArgument(subject() + "data, got a null pointer");
+  return Status::ok();
+}
+
+Status Executable::Impl::checkInputs(const Function &function, const Tensor *inputs,
+                                     size_t count) const {
+  if (count != function.info.inputs.size())
+    return Status::invalidArgument("@" + function.info.name + ": expected " +
+                                   std::to_string(function.info.inputs.size()) +
+                                   " inputs, got " + std::to_string(count));
+  for (size_t i = 0; i < count; ++i)
+    if (Status status = checkTensor("input", function.info.inputs[i], inputs[i]); !status)
+      return status;
+  for (size_t i : function.weights)
+    if (!weights[i].bound)
+      return Status::invalidArgument("weight '" + weights[i].info.name +
+                                     "': expected it to be bound before @" +
+                                     function.info.name + " runs, got no tensor");
+  return Status::ok();
+}
+
+static void appendDescriptor(std::vector<int64_t> &words, const void *data,
+                             const int64_t *sizes, const int64_t *strides, size_t rank) {
+  auto address = static_cast<int64_t>(reinterpret_cast<intptr_t>(data));
+  words.insert(words.end(), {address, address, 0});
+  words.insert(words.end(), sizes, sizes + rank);
+  words.insert(words.end(), strides, strides + rank);
+}
+
+/// Fills call.sizes with the result shapes and checks every constraint.
+Status Executable::Impl::computeShapes(const Function &function, const Tensor *inputs,
+                                       Call &call) const {
+  call.dims.clear();
+  for (size_t i = 0; i < function.info.inputs.size(); ++i)
+    call.dims.insert(call.dims.end(), inputs[i].shape().begin(), inputs[i].shape().end());
+  for (size_t i : function.weights)
+    call.dims.insert(call.dims.end(), weights[i].info.shape.begin(), weights[i].info.shape.end());
+  call.sizes.assign(function.numResultDims + 2 * function.constraints.size(), 0);
+  call.descriptors.clear();
+  int64_t one = 1;
+  int64_t counts[2] = {static_cast<int64_t>(call.dims.size()), static_cast<int64_t>(call.sizes.size())};
+  appendDescriptor(call.descriptors, call.dims.data(), &counts[0], &one, 1);
+  appendDescriptor(call.descriptors, call.sizes.data(), &counts[1], &one, 1);
+  void *pointers[2] = {call.descriptors.data(), call.descriptors.data() + 5};
+  function.shapes(pointers);
+  for (size_t i = 0; i < function.constraints.size(); ++i) {
+    int64_t lhs = call.sizes[function.numResultDims + 2 * i];
+    int64_t rhs = call.sizes[function.numResultDims + 2 * i + 1];
+    if (lhs == rhs)
+      continue;
+    const Constraint &c = function.constraints[i];
+    auto side = [&](int64_t arg, int64_t dim) -> std::string {
+      if (arg < 0)
+        return "";
+      size_t index = static_cast<size_t>(arg);
+      const std::string &name = index < function.info.inputs.size()
+                                    ? function.info.inputs[index].name
+                                    : weights[function.weights[index - function.info.inputs.size()]].info.name;
+      return "dimension " + std::to_string(dim) + " of '" + name + "'";
+    };
+    std::string left = side(c.lhsArg, c.lhsDim), right = side(c.rhsArg, c.rhsDim);
+    if (left.empty()) {
+      std::swap(left, right);
+      std::swap(lhs, rhs);
+    }
+    if (left.empty())
+      left = "a dimension" + (c.symbol.empty() ? "" : " " + c.symbol);
+    return Status::invalidArgument("@" + function.info.name + ": expected " + left +
+                                   (right.empty() ? "" : " to equal " + right) +
+                                   (c.symbol.empty() || right.empty() ? "" : " (" + c.symbol + ")") +
+                                   (right.empty() ? " to be " : ", ") + std::to_string(rhs) + ", got " +
+                                   std::to_string(lhs));
+  }
+  return Status::ok();
+}
+
+Status Executable::Impl::checkOutputs(const Function &function, const Tensor *inputs,
+                                      size_t numInputs, const Tensor *outputs,
+                                      size_t numOutputs, const Call &call) const {
+  if (numOutputs != function.info.outputs.size())
+    return Status::invalidArgument("@" + function.info.name + ": expected " +
+                                   std::to_string(function.info.outputs.size()) +
+                                   " outputs, got " + std::to_string(numOutputs));
+  const int64_t *sizes = call.sizes.data();
+  for (size_t i = 0; i < numOutputs; ++i) {
+    const ArgumentInfo &info = function.info.outputs[i];
+    if (Status status = checkTensor("output", info, outputs[i]); !status)
+      return status;
+    size_t rank = info.shape.size();
+    if (!std::equal(sizes, sizes + rank, outputs[i].shape().begin()))
+      return Status::invalidArgument("output '" + info.name + "': expected shape " +
+                                     shapeText(sizes, rank) + ", got " +
+                                     shapeText(outputs[i].shape()));
+    sizes += rank;
+    for (size_t d = 0; d < rank; ++d)
+      if (outputs[i].shape()[d] > 1 && outputs[i].strides()[d] == 0)
+        return Status::invalidArgument("output '" + info.name +
+                                       "': expected distinct elements, got stride 0 in dimension " +
+                                       std::to_string(d));
+    auto overlap = [&](const Tensor &other, const char *kind, const std::string &name) {
+      return Status::invalidArgument("output '" + info.name + "': expected memory of its own, got an overlap with " +
+                                     kind + " '" + name + "'");
+    };
+    for (size_t j = 0; j < numInputs; ++j)
+      if (outputs[i].overlaps(inputs[j]))
+        return overlap(inputs[j], "input", function.info.inputs[j].name);
+    for (size_t j : function.weights)
+      if (outputs[i].overlaps(weights[j].tensor))
+        return overlap(weights[j].tensor, "weight", weights[j].info.name);
+    for (size_t j = 0; j < i; ++j)
+      if (outputs[i].overlaps(outputs[j]))
+        return overlap(outputs[j], "output", function.info.outputs[j].name);
+  }
+  return Status::ok();
+}
+
+//===----------------------------------------------------------------------===//
+// Running
+//===----------------------------------------------------------------------===//
+
+Status Executable::Impl::execute(const Function &function, const Tensor *inputs,
+                                 const Tensor *outputs, Call &call) {
+  call.descriptors.clear();
+  call.staged.clear();
+  call.stagedOutputs.clear();
+  call.state.error.clear();
+  // Staging memory comes from the arena as well.
+  auto stage = [&](const Tensor &tensor, bool copyIn) -> Expected<void *> {
+    size_t bytes = std::max<size_t>(tensor.numBytes(), 1);
+    void *memory = call.state.arena.allocate(bytes);
+    if (!memory)
+      return Status::outOfMemory("expected " + std::to_string(bytes) +
+                                 " bytes to stage a tensor, got none");
+    call.staged.push_back(memory);
+    if (copyIn) {
+      Expected<Tensor> packed = Tensor::view(memory, tensor.dtype(), tensor.shape());
+      if (!packed)
+        return packed.takeStatus();
+      if (Status status = packed->copyFrom(tensor); !status)
+        return status;
+    }
+    return memory;
+  };
+  auto contiguous = [&](const std::vector<int64_t> &shape) -> const int64_t * {
+    call.strides.assign(shape.size(), 1);
+    for (size_t i = shape.size(); i-- > 1;)
+      call.strides[i - 1] = call.strides[i] * std::max<int64_t>(shape[i], 1);
+    return call.strides.data();
+  };
+  Status status;
+  auto append = [&](const Tensor &tensor, bool isOutput) {
+    const std::vector<int64_t> &shape = tensor.shape();
+    size_t rank = shape.size();
+    bool direct = isOutput ? tensor.isContiguous()
+                           : rank == 0 || shape[rank - 1] <= 1 || tensor.strides()[rank - 1] == 1;
+    void *data = tensor.data();
+    const int64_t *strides = isOutput ? contiguous(shape) : tensor.strides().data();
+    if (!direct) {
+      Expected<void *> memory = stage(tensor, !isOutput);
+      if (!memory) {
+        status = memory.takeStatus();
+        return;
+      }
+      data = *memory;
+      strides = contiguous(shape);
+      if (isOutput)
+        call.stagedOutputs.push_back({&tensor, data});
+    }
+    appendDescriptor(call.descriptors, data, shape.data(), strides, rank);
+  };
+  for (size_t i = 0; i < function.info.inputs.size(); ++i)
+    append(inputs[i], false);
+  for (size_t i : function.weights)
+    append(weights[i].tensor, false);
+  for (size_t i = 0; i < function.info.outputs.size(); ++i)
+    append(outputs[i], true);
+  if (status) {
+    // The descriptors no longer move: point to them.
+    call.pointers.clear();
+    int64_t *word = call.descriptors.data();
+    auto point = [&](size_t rank) {
+      call.pointers.push_back(word);
+      word += 3 + 2 * rank;
+    };
+    for (const ArgumentInfo &info : function.info.inputs)
+      point(info.shape.size());
+    for (size_t i : function.weights)
+      point(weights[i].info.shape.size());
+    for (const ArgumentInfo &info : function.info.outputs)
+      point(info.shape.size());
+    {
+      device::CallScope scope(call.state, *threads);
+      function.invoke(call.pointers.data());
+    }
+    if (!call.state.error.empty())
+      status = Status::invalidArgument("@" + function.info.name + ": " + call.state.error);
+    for (auto [tensor, memory] : call.stagedOutputs) {
+      Expected<Tensor> packed = Tensor::view(memory, tensor->dtype(), tensor->shape());
+      if (status && packed)
+        status = tensor->copyFrom(*packed);
+    }
+  }
+  for (void *memory : call.staged)
+    call.state.arena.release(memory);
+  return status;
+}
+
+Status Executable::run(std::string_view name, const Tensor *inputs, size_t numInputs,
+                       Tensor *outputs, size_t numOutputs) {
+  const Function *function = impl->find(name);
+  if (!function)
+    return impl->notFound(name);
+  if (Status status = impl->checkInputs(*function, inputs, numInputs); !status)
+    return status;
+  std::unique_ptr<Call> call = impl->acquire();
+  Status status = impl->computeShapes(*function, inputs, *call);
+  if (status)
+    status = impl->checkOutputs(*function, inputs, numInputs, outputs, numOutputs, *call);
+  if (status)
+    status = impl->execute(*function, inputs, outputs, *call);
+  impl->release(std::move(call));
+  return status;
+}
+
+Status Executable::run(std::string_view name, const std::vector<Tensor> &inputs,
+                       std::vector<Tensor> &outputs) {
+  if (outputs.empty()) {
+    Expected<std::vector<std::vector<int64_t>>> shapes = outputShapes(name, inputs);
+    if (!shapes)
+      return shapes.takeStatus();
+    const Function *function = impl->find(name);
+    std::vector<Tensor> made;
+    for (size_t i = 0; i < shapes->size(); ++i) {
+      Expected<Tensor> tensor = Tensor::empty(function->info.outputs[i].dtype, (*shapes)[i]);
+      if (!tensor)
+        return tensor.takeStatus();
+      made.push_back(std::move(*tensor));
+    }
+    if (Status status = run(name, inputs.data(), inputs.size(), made.data(), made.size()); !status)
+      return status;
+    outputs = std::move(made);
+    return Status::ok();
+  }
+  return run(name, inputs.data(), inputs.size(), outputs.data(), outputs.size());
+}
+
+Expected<std::vector<std::vector<int64_t>>>
+Executable::outputShapes(std::string_view name, const std::vector<Tensor> &inputs) {
+  const Function *function = impl->find(name);
+  if (!function)
+    return impl->notFound(name);
+  if (Status status = impl->checkInputs(*function, inputs.data(), inputs.size()); !status)
+    return status;
+  std::unique_ptr<Call> call = impl->acquire();
+  Status status = impl->computeShapes(*function, inputs.data(), *call);
+  std::vector<std::vector<int64_t>> shapes;
+  const int64_t *sizes = call->sizes.data();
+  for (const ArgumentInfo &info : function->info.outputs) {
+    shapes.emplace_back(sizes, sizes + info.shape.size());
+    sizes += info.shape.size();
+  }
+  impl->release(std::move(call));
+  if (!status)
+    return status;
+  return shapes;
+}
+
+//===----------------------------------------------------------------------===//
+// Chunks and explanations
+//===----------------------------------------------------------------------===//
+
+Status Executable::setChunk(std::string_view name, int64_t chunk) {
+  if (chunk < 0)
+    return Status::invalidArgument("site '" + std::string(name) +
+                                   "': expected a chunk of at least 1 token, or 0 for the policy's, got " +
+                                   std::to_string(chunk));
+  std::string known;
+  for (auto &site : impl->program.chunks) {
+    if (site->name == name) {
+      site->requested = chunk;
+      return Status::ok();
+    }
+    known += (known.empty() ? "" : ", ") + site->name;
+  }
+  return Status::notFound("expected a chunk site of " + impl->name + " (" +
+                          (known.empty() ? "it has none" : known) + "), got '" +
+                          std::string(name) + "'");
+}
+
+std::vector<ChunkInfo> Executable::chunks() const {
+  std::vector<ChunkInfo> list;
+  for (auto &site : impl->program.chunks) {
+    ChunkInfo info;
+    info.site = site->name;
+    info.requested = site->requested;
+    info.batch = site->lastBatch;
+    info.length = site->lastLength;
+    info.chunk = site->lastChunk;
+    info.reason = info.requested ? "set by the caller" : "policy " + impl->policy;
+    list.push_back(info);
+  }
+  return list;
+}
+
+std::vector<ObservationInfo> Executable::observations() const {
+  std::lock_guard<std::mutex> lock(impl->program.statisticsMutex);
+  std::vector<ObservationInfo> list;
+  for (const device::SiteStatistics &s : impl->program.statistics)
+    list.push_back({s.name, s.count, s.nonFinite, s.min, s.max, s.mean, s.variance()});
+  return list;
+}
+
+const std::vector<PhaseTime> &Executable::compileTimes() const { return impl->times; }
+
+std::pair<size_t, size_t> Executable::memoryUse() const {
+  std::lock_guard<std::mutex> lock(impl->mutex);
+  std::pair<size_t, size_t> total;
+  for (auto &call : impl->idle) {
+    total.first += call->state.arena.bytesReserved();
+    total.second += call->state.arena.systemAllocations();
+  }
+  return total;
+}
+
+std::string Executable::explain() const {
+  std::string text;
+  llvm::raw_string_ostream os(text);
+  os << impl->name << ": compiled for " << impl->cpu << ", " << *impl->threads
+     << (*impl->threads == 1 ? " thread\n" : " threads\n") << "compile:";
+  double total = 0;
+  for (const PhaseTime &time : impl->times) {
+    os << llvm::formatv(" {0} {1:f1} ms,", time.phase, time.milliseconds);
+    total += time.milliseconds;
+  }
+  os << llvm::formatv(" total {0:f1} ms\n", total);
+  for (const ChunkInfo &info : chunks()) {
+    os << "chunk " << info.site << ": ";
+    if (info.chunk)
+      os << info.chunk << " tokens for batch " << info.batch << ", length " << info.length << " ("
+         << info.reason << ")\n";
+    else
+      os << "not run yet (" << info.reason << ")\n";
+  }
+  for (const ObservationInfo &o : observations())
+    os << llvm::formatv("observed {0}: {1} values, {2} not finite, min {3:g}, max {4:g}, mean {5:g}, "
+                        "variance {6:g}\n",
+                        o.site, o.count, o.nonFinite, o.min, o.max, o.mean, o.variance);
+  auto [bytes, requests] = memoryUse();
+  os << "memory: " << bytes << " bytes of intermediates in " << requests << " blocks\n";
+  return text;
+}

@@ -1,0 +1,47 @@
+# Configuration of the lit test suite.
+
+import os
+
+import lit.formats
+
+from lit.llvm import llvm_config
+
+config.name = "COREY"
+config.test_format = lit.formats.ShTest(True)
+
+# .test files start with commands that are not MLIR.
+config.suffixes = [".mlir", ".test"]
+config.excludes = ["Inputs", "unittests", "lib"]
+
+config.test_source_root = os.path.dirname(__file__)
+config.test_exec_root = os.path.join(config.corey_obj_root, "test")
+
+config.substitutions.append(
+    ("%test_inputs", os.path.join(config.test_source_root, "Inputs"))
+)
+config.substitutions.append(
+    ("%examples", os.path.join(config.corey_src_root, "docs", "examples"))
+)
+config.substitutions.append(("%corey_src", config.corey_src_root))
+config.substitutions.append(("%python", config.python_executable))
+
+llvm_config.with_system_environment(["HOME", "INCLUDE", "LIB", "TMP", "TEMP"])
+
+# Variables of FileCheck end at the next CHECK-LABEL.
+llvm_config.with_environment("FILECHECK_OPTS", "-enable-var-scope", append_path=False)
+
+# COREY's tools come first, then FileCheck, not and split-file.
+llvm_config.with_environment("PATH", config.llvm_tools_dir, append_path=True)
+llvm_config.with_environment("PATH", config.corey_tools_dir, append_path=True)
+
+tools = [
+    "corey-opt",
+    "corey-reduce",
+    "FileCheck",
+    "count",
+    "not",
+    "split-file",
+]
+llvm_config.add_tool_substitutions(
+    tools, [config.corey_tools_dir, config.llvm_tools_dir]
+)

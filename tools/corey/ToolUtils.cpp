@@ -1,0 +1,109 @@
+//===- ToolUtils.cpp - What the running tools share -*- C++ -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "corey/ToolUtils.h"
+#include "llvm/Support/raw_ostream.h"
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <random>
+
+using namespace corey;
+
+int corey::reportError(const char *tool, const Status &status) {
+  llvm::errs() << tool << ": error: " << status.message() << "\n";
+  return 1;
+}
+
+Expected<Difference> corey::compare(const Tensor &result, const Tensor &expected) {
+  auto squeeze = [](const std::vector<int64_t> &full) {
+    std::vector<int64_t> kept;
+    for (int64_t size : full)
+      if (size != 1)
+        kept.push_back(size);
+    return kept;
+  };
+  if (squeeze(result.shape()) != squeeze(expected.shape()))
+    return Status::invalidArgument("expected shapes to agree, got " + result.describe() +
+                                   " and " + expected.describe());
+  Expected<Tensor> a = result.to(DType::F64), b = expected.to(DType::F64);
+  if (!a)
+    return a.takeStatus();
+  if (!b)
+    return b.takeStatus();
+  const double *x = a->dataAs<double>(), *y = b->dataAs<double>();
+  double error = 0, norm = 0;
+  Difference difference;
+  for (int64_t i = 0, e = a->numElements(); i < e; ++i) {
+    // Equal infinities and pairs of NaN agree.
+    if (x[i] == y[i] || (std::isnan(x[i]) && std::isnan(y[i]))) {
+      if (std::isfinite(y[i]))
+        norm += y[i] * y[i];
+      continue;
+    }
+    double d = std::abs(x[i] - y[i]);
+    if (!std::isfinite(d)) {
+      difference.maxAbsolute = difference.relativeL2 = std::numeric_limits<double>::infinity();
+      return difference;
+    }
+    error += d * d;
+    norm += y[i] * y[i];
+    difference.maxAbsolute = std::max(difference.maxAbsolute, d);
+  }
+  if (error > 0)
+    difference.relativeL2 = std::sqrt(error / norm);
+  return difference;
+}
+
+Expected<Tensor> corey::randomTensor(DType dtype, const std::vector<int64_t> &shape,
+                                     uint64_t seed, double mean, double deviation) {
+  Expected<Tensor> tensor = Tensor::empty(dtype, shape, /*ZeroInit=*/true);
+  if (!tensor || !isFloat(dtype))
+    return tensor;
+  std::mt19937_64 engine(seed);
+  std::normal_distribution<double> normal(mean, deviation);
+  char *data = static_cast<char *>(tensor->data());
+  for (int64_t i = 0, e = tensor->numElements(); i < e; ++i)
+    storeScalar(dtype, data + i * dtypeSize(dtype), normal(engine));
+  return tensor;
+}
+
+Expected<Tensor> corey::readTensorRef(const std::string &ref) {
+  auto split = splitTensorRef(ref);
+  if (!split)
+    return split.takeStatus();
+  Expected<SafeTensors> file = SafeTensors::open(split->first);
+  if (!file)
+    return file.takeStatus();
+  return file->get(split->second);
+}
+
+double corey::median(std::vector<double> &values) {
+  std::sort(values.begin(), values.end());
+  size_t n = values.size();
+  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+double corey::timeCall(const std::function<void()> &call, unsigned minRuns, double budgetMs,
+                       std::vector<double> *samples) {
+  using Clock = std::chrono::steady_clock;
+  auto once = [&] {
+    auto start = Clock::now();
+    call();
+    return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+  };
+  once();
+  std::vector<double> times;
+  double total = 0;
+  while (times.size() < minRuns || (total < budgetMs && times.size() < 10000)) {
+    times.push_back(once());
+    total += times.back();
+  }
+  if (samples)
+    *samples = times;
+  return median(times);
+}

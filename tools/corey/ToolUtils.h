@@ -1,0 +1,48 @@
+//===- ToolUtils.h - What the running tools share -*- C++ -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef COREY_TOOLS_COREY_TOOLUTILS_H
+#define COREY_TOOLS_COREY_TOOLUTILS_H
+
+#include "corey/Executable.h"
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace corey {
+
+/// Prints `<tool>: error: <message>` and returns 1.
+int reportError(const char *tool, const Status &status);
+
+/// Distance between a result and what it should be.
+struct Difference {
+  /// ||result - expected|| / ||expected||; infinity if either is not finite
+  /// where the other is, or if only `expected` is zero.
+  double relativeL2 = 0;
+  /// Largest |result - expected|.
+  double maxAbsolute = 0;
+};
+/// Errors: InvalidArgument if the shapes differ by more than axes of size 1.
+Expected<Difference> compare(const Tensor &result, const Tensor &expected);
+
+/// A tensor of normally distributed values (zeros for integer types).
+Expected<Tensor> randomTensor(DType dtype, const std::vector<int64_t> &shape,
+                              uint64_t seed, double mean = 0, double deviation = 1);
+
+/// Reads `path.safetensors:key`.
+Expected<Tensor> readTensorRef(const std::string &ref);
+
+/// Median of `values`; sorts them.
+double median(std::vector<double> &values);
+
+/// Milliseconds of one call: the median of at least `minRuns` runs, and of more
+/// while they fit in `budgetMs`, after one to warm up.
+double timeCall(const std::function<void()> &call, unsigned minRuns, double budgetMs,
+                std::vector<double> *samples = nullptr);
+
+} // namespace corey
+
+#endif // COREY_TOOLS_COREY_TOOLUTILS_H
