@@ -23,6 +23,7 @@ config.substitutions.append(
     ("%examples", os.path.join(config.corey_src_root, "docs", "examples"))
 )
 config.substitutions.append(("%corey_src", config.corey_src_root))
+config.substitutions.append(("%mlir_include", config.mlir_include_dir))
 config.substitutions.append(("%python", config.python_executable))
 
 llvm_config.with_system_environment(["HOME", "INCLUDE", "LIB", "TMP", "TEMP"])
@@ -39,6 +40,7 @@ tools = [
     "corey-reduce",
     "FileCheck",
     "count",
+    "llvm-tblgen",
     "not",
     "split-file",
 ]

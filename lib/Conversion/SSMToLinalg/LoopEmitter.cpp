@@ -156,6 +156,10 @@ void LoopEmitter::storeScalar(Value scalar, Value memref, ValueRange indices) {
   memref::StoreOp::create(b, loc, convert(scalar, type.getElementType()),
                           memref, indices);
 }
+void LoopEmitter::prefetch(Value memref, ValueRange indices, bool write) {
+  memref::PrefetchOp::create(b, loc, memref, indices, write,
+                             /*localityHint=*/3, /*isDataCache=*/true);
+}
 Value LoopEmitter::scratch(ArrayRef<int64_t> shape) {
   return memref::AllocaOp::create(b, loc,
                                   MemRefType::get(shape, b.getF32Type()),

@@ -86,6 +86,8 @@ public:
   Value loadScalar(Value memref, mlir::ValueRange indices);
   void store(Value vector, Value memref, mlir::ValueRange indices);
   void storeScalar(Value scalar, Value memref, mlir::ValueRange indices);
+  /// Brings the line of an element into the cache.
+  void prefetch(Value memref, mlir::ValueRange indices, bool write);
   /// f32 scratch on the stack, 64-byte aligned.
   Value scratch(llvm::ArrayRef<int64_t> shape);
 

@@ -20,6 +20,13 @@ using namespace corey::ssm;
 
 static constexpr double kLog2E = 1.44269504088896340736;
 
+/// Channels of a work item: a cache line of f32. With AVX2 that is two vectors,
+/// which share the broadcasts of B and C.
+static constexpr int64_t kBlock = 16;
+/// Tokens ahead of which rows are prefetched. Consecutive tokens of a channel
+/// are a row apart, too far for the hardware to guess.
+static constexpr int64_t kPrefetch = 12;
+
 namespace {
 //===----------------------------------------------------------------------===//
 // selective_scan
@@ -60,18 +67,18 @@ struct SelectiveScanLowering : public SSMLowering<SelectiveScanOp> {
     Value chunk = *bound;
 
     int64_t perGroup = s.channels / s.groups;
-    int64_t blocks = perGroup / target.lanes;
+    int64_t blocks = perGroup / kBlock;
     if (blocks)
       e.parallel({sequences.count, e.index(s.groups), e.index(blocks)},
                  [&](ValueRange ivs) {
-                   Value offset = e.add(e.mul(ivs[1], perGroup),
-                                        e.mul(ivs[2], target.lanes));
+                   Value offset =
+                       e.add(e.mul(ivs[1], perGroup), e.mul(ivs[2], kBlock));
                    emitBlock(e, op, s, sequences, chunk, ivs[0], ivs[1], offset,
-                             target.lanes);
+                             kBlock);
                  });
-    if (int64_t rest = perGroup % target.lanes)
+    if (int64_t rest = perGroup % kBlock)
       e.parallel({sequences.count, e.index(s.groups)}, [&](ValueRange ivs) {
-        Value offset = e.add(e.mul(ivs[1], perGroup), blocks * target.lanes);
+        Value offset = e.add(e.mul(ivs[1], perGroup), blocks * kBlock);
         emitBlock(e, op, s, sequences, chunk, ivs[0], ivs[1], offset, rest);
       });
     SmallVector<Value> results{s.y};
@@ -107,7 +114,8 @@ struct SelectiveScanLowering : public SSMLowering<SelectiveScanOp> {
       Value chunkEnd = e.min(last, e.add(chunkBegin, chunk));
       // States live in registers across the tokens of a chunk while they fit
       // beside the temporaries, else they stay in the scratch (L1).
-      bool inRegisters = s.states <= target.registers / 2;
+      bool inRegisters =
+          s.states * llvm::divideCeil(lanes, target.lanes) <= target.registers / 2;
       LoopEmitter::Values carried;
       if (inRegisters)
         for (int64_t n = 0; n < s.states; ++n)
@@ -115,6 +123,11 @@ struct SelectiveScanLowering : public SSMLowering<SelectiveScanOp> {
       carried = e.forLoop(
           chunkBegin, chunkEnd, one, carried,
           [&](Value t, ValueRange states) -> LoopEmitter::Values {
+            Value ahead = e.min(e.add(t, kPrefetch), e.sub(last, one));
+            for (Value row : {s.u, s.delta, s.z})
+              if (row)
+                e.prefetch(row, {batch, ahead, offset}, /*write=*/false);
+            e.prefetch(s.y, {batch, ahead, offset}, /*write=*/true);
             Value u = e.load(s.u, {batch, t, offset}, lanes);
             Value dt = e.load(s.delta, {batch, t, offset}, lanes);
             if (bias)

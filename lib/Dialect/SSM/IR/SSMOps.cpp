@@ -432,7 +432,7 @@ Value ScaleOp::emitScalar(OpBuilder &builder, Location loc,
 
 OpFoldResult NegOp::fold(FoldAdaptor) {
   if (auto inner = getX().getDefiningOp<NegOp>())
-    return foldTo(inner.getX(), getType());
+    return inner.getX();
   return {};
 }
 
@@ -449,7 +449,7 @@ OpFoldResult CastOp::fold(FoldAdaptor) {
 
 OpFoldResult ScaleOp::fold(FoldAdaptor) {
   if (getFactor().convertToDouble() == 1.0)
-    return foldTo(getX(), getType());
+    return getX();
   return {};
 }
 

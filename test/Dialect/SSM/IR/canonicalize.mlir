@@ -86,14 +86,6 @@ func.func @neg_once(%x: tensor<?xf16>) -> tensor<?xf16> {
   return %0 : tensor<?xf16>
 }
 
-// CHECK-LABEL: func.func @neg_that_refines(
-// CHECK-COUNT-2: ssm.neg
-func.func @neg_that_refines(%x: tensor<?xf16>) -> tensor<4xf16> {
-  %0 = ssm.neg %x : tensor<?xf16>
-  %1 = "ssm.neg"(%0) : (tensor<?xf16>) -> tensor<4xf16>
-  return %1 : tensor<4xf16>
-}
-
 // -----
 
 //===----------------------------------------------------------------------===//
