@@ -108,14 +108,13 @@ struct SSMShapeFunctions
     (void)applyPatternsGreedily(work, std::move(patterns));
 
     // What is left must be index arithmetic over dimensions of arguments.
+    auto isScalar = [](Type type) { return type.isIntOrIndex(); };
     for (Operation &op : work.getBody().front()) {
       bool plain = isa<func::ReturnOp>(op) || op.hasTrait<OpTrait::ConstantLike>() ||
-                   (isPure(&op) && llvm::all_of(op.getResultTypes(), [](Type type) {
-                      return type.isIntOrIndex();
-                    }));
-      auto dim = dyn_cast<tensor::DimOp>(op);
-      if (dim && (!isa<BlockArgument>(dim.getSource()) || !dim.getConstantIndex()))
-        plain = false;
+                   (isPure(&op) && llvm::all_of(op.getOperandTypes(), isScalar) &&
+                    llvm::all_of(op.getResultTypes(), isScalar));
+      if (auto dim = dyn_cast<tensor::DimOp>(op))
+        plain = isa<BlockArgument>(dim.getSource()) && dim.getConstantIndex();
       if (!plain) {
         function.emitOpError() << "expected result shapes to follow from argument "
                                   "shapes, got a shape that depends on '"

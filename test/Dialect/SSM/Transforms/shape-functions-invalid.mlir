@@ -1,0 +1,62 @@
+// What ssm-shape-functions refuses.
+
+// RUN: corey-opt %s --ssm-shape-functions --split-input-file --verify-diagnostics
+
+// expected-error @below {{'func.func' op expected a body of one block}}
+func.func @blocks(%x: tensor<?xf32>) -> tensor<?xf32> {
+  cf.br ^bb1
+^bb1:
+  return %x : tensor<?xf32>
+}
+
+// -----
+
+// expected-error @below {{'func.func' op expected result 1 to be a ranked tensor, got 'index'}}
+func.func @scalar(%x: tensor<?xf32>, %n: index) -> (tensor<?xf32>, index) {
+  return %x, %n : tensor<?xf32>, index
+}
+
+// -----
+
+// expected-error @below {{'func.func' op expected result 0 to be a ranked tensor, got 'tensor<*xf32>'}}
+func.func @unranked(%x: tensor<*xf32>) -> tensor<*xf32> {
+  return %x : tensor<*xf32>
+}
+
+// -----
+
+func.func private @opaque(tensor<?xf32>) -> tensor<?xf32>
+// expected-error @below {{'func.func' op expected result shapes to follow from argument shapes, got a shape that depends on 'func.call'}}
+func.func @call(%x: tensor<?xf32>) -> tensor<?xf32> {
+  %y = func.call @opaque(%x) : (tensor<?xf32>) -> tensor<?xf32>
+  return %y : tensor<?xf32>
+}
+
+// -----
+
+// A size out of the contents of an argument.
+// expected-error @below {{'func.func' op expected result shapes to follow from argument shapes, got a shape that depends on 'tensor.extract'}}
+func.func @data(%x: tensor<index>) -> tensor<?xf32> {
+  %n = tensor.extract %x[] : tensor<index>
+  %e = tensor.empty(%n) : tensor<?xf32>
+  return %e : tensor<?xf32>
+}
+
+// -----
+
+// expected-error @below {{'func.func' op expected result shapes to follow from argument shapes, got a shape that depends on 'ssm.bind_chunk'}}
+func.func @chunk(%x: tensor<?x?xf32>) -> tensor<?xf32> {
+  %c0 = arith.constant 0 : index
+  %n = tensor.dim %x, %c0 : tensor<?x?xf32>
+  %k = ssm.bind_chunk @scan(%n, %n)
+  %e = tensor.empty(%k) : tensor<?xf32>
+  return %e : tensor<?xf32>
+}
+
+// -----
+
+func.func private @taken.shapes()
+// expected-error @below {{'func.func' op expected the name of its shape function to be free, got another symbol @taken.shapes}}
+func.func @taken(%x: tensor<?xf32>) -> tensor<?xf32> {
+  return %x : tensor<?xf32>
+}
