@@ -26,6 +26,13 @@ config.substitutions.append(("%corey_src", config.corey_src_root))
 config.substitutions.append(("%mlir_include", config.mlir_include_dir))
 config.substitutions.append(("%python", config.python_executable))
 
+# Release builds of LLVM count nothing unless told to, and pass statistics with it.
+config_header = os.path.join(config.mlir_include_dir, "llvm", "Config", "llvm-config.h")
+if os.path.exists(config_header):
+    with open(config_header) as header:
+        if "#define LLVM_FORCE_ENABLE_STATS 1" in header.read():
+            config.available_features.add("llvm-statistics")
+
 llvm_config.with_system_environment(["HOME", "INCLUDE", "LIB", "TMP", "TEMP"])
 
 # Variables of FileCheck end at the next CHECK-LABEL.

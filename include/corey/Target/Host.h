@@ -11,9 +11,11 @@
 #include "llvm/Support/Error.h"
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace llvm {
 class LLVMContext;
+class MemoryBuffer;
 class Module;
 class TargetMachine;
 } // namespace llvm
@@ -34,8 +36,15 @@ llvm::Expected<std::unique_ptr<llvm::Module>>
 translateToLLVMIR(mlir::ModuleOp module, llvm::LLVMContext &context,
                   llvm::TargetMachine &machine);
 
-/// Runs LLVM's optimization pipeline of `level`, 0 to 3.
+/// Optimizes: level 2 runs the few passes that lowered ssm programs need, 0, 1
+/// and 3 run LLVM's O0, O1 and O3.
 void optimize(llvm::Module &module, llvm::TargetMachine &machine, unsigned level);
+
+/// Optimizes and compiles a module to relocatable objects that together define
+/// what it defines, on up to `threads` threads. Leaves the module unusable.
+llvm::Expected<std::vector<std::unique_ptr<llvm::MemoryBuffer>>>
+compileObjects(llvm::Module &module, llvm::TargetMachine &machine, unsigned level,
+               unsigned threads);
 
 /// Writes a relocatable object to `path`.
 llvm::Error emitObject(llvm::Module &module, llvm::TargetMachine &machine,

@@ -183,7 +183,9 @@ void corey_rt_gemm(int64_t x, int64_t w, int64_t y, int64_t batch, int64_t rows,
     batch = 1;
   }
   // Slices of rows or of outputs, whichever is longer, one to a thread. The
-  // library itself runs on the thread that calls it.
+  // library, in its OpenMP build, stays on the thread that calls it.
+  static const bool single = (openblas_set_num_threads(1), true);
+  (void)single;
   bool byRows = rows >= outputs;
   int64_t extent = byRows ? rows : outputs;
   double work = static_cast<double>(rows) * outputs * inputs;

@@ -20,7 +20,6 @@
 #include "mlir/Pass/PassManager.h"
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/ExecutionEngine/JITSymbol.h"
-#include "llvm/ExecutionEngine/Orc/CompileUtils.h"
 #include "llvm/ExecutionEngine/Orc/ExecutionUtils.h"
 #include "llvm/ExecutionEngine/Orc/LLJIT.h"
 #include "llvm/IR/Module.h"
@@ -470,31 +469,23 @@ Status Executable::Impl::load(ModuleOp module, const CompileOptions &options,
   if (!machine)
     return toStatus(machine.takeError());
   cpu = (*machine)->getTargetCPU().str();
-  auto llvmContext = std::make_unique<llvm::LLVMContext>();
+  llvm::LLVMContext llvmContext;
   DiagnosticCollector diagnostics(module.getContext());
-  auto translated = translateToLLVMIR(module, *llvmContext, **machine);
+  auto translated = translateToLLVMIR(module, llvmContext, **machine);
   if (!translated) {
     llvm::consumeError(translated.takeError());
     return diagnostics.status("translation to LLVM IR failed");
   }
   times.push_back({"translate", watch.lap()});
-  optimize(**translated, **machine, options.optLevel);
-  times.push_back({"optimize", watch.lap()});
-  std::shared_ptr<llvm::TargetMachine> shared(std::move(*machine));
+  auto objects = compileObjects(**translated, **machine, options.optLevel,
+                                std::min(device::hardwareThreads(), 4));
+  if (!objects)
+    return toStatus(objects.takeError());
   auto jitOrError =
       llvm::orc::LLJITBuilder()
-          .setJITTargetMachineBuilder(llvm::orc::JITTargetMachineBuilder(shared->getTargetTriple()))
+          .setJITTargetMachineBuilder(
+              llvm::orc::JITTargetMachineBuilder((*machine)->getTargetTriple()))
           .setDataLayout((*translated)->getDataLayout())
-          .setCompileFunctionCreator(
-              [shared](llvm::orc::JITTargetMachineBuilder)
-                  -> llvm::Expected<std::unique_ptr<llvm::orc::IRCompileLayer::IRCompiler>> {
-                struct Compiler : public llvm::orc::SimpleCompiler {
-                  explicit Compiler(std::shared_ptr<llvm::TargetMachine> machine)
-                      : SimpleCompiler(*machine), machine(std::move(machine)) {}
-                  std::shared_ptr<llvm::TargetMachine> machine;
-                };
-                return std::make_unique<Compiler>(shared);
-              })
           .create();
   if (!jitOrError)
     return toStatus(jitOrError.takeError());
@@ -508,9 +499,9 @@ Status Executable::Impl::load(ModuleOp module, const CompileOptions &options,
   if (!process)
     return toStatus(process.takeError());
   library.addGenerator(std::move(*process));
-  if (auto error = jit->addIRModule(llvm::orc::ThreadSafeModule(
-          std::move(*translated), llvm::orc::ThreadSafeContext(std::move(llvmContext)))))
-    return toStatus(std::move(error));
+  for (std::unique_ptr<llvm::MemoryBuffer> &object : *objects)
+    if (auto error = jit->addObjectFile(std::move(object)))
+      return toStatus(std::move(error));
   for (Function &function : functions)
     for (auto [suffix, slot] : {std::pair<llvm::StringRef, void (**)(void **)>{"", &function.invoke},
                                 {ssm::kShapesSuffix, &function.shapes}}) {

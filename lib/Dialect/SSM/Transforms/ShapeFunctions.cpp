@@ -115,6 +115,15 @@ struct SSMShapeFunctions
                     llvm::all_of(op.getResultTypes(), isScalar));
       if (auto dim = dyn_cast<tensor::DimOp>(op))
         plain = isa<BlockArgument>(dim.getSource()) && dim.getConstantIndex();
+      // Scalars among the arguments are not at hand in the shape function.
+      for (Value operand : op.getOperands())
+        if (auto arg = dyn_cast<BlockArgument>(operand); arg && isScalar(arg.getType())) {
+          function.emitOpError() << "expected result shapes to follow from argument "
+                                    "shapes, got a shape that depends on the value of argument "
+                                 << arg.getArgNumber();
+          work.erase();
+          return failure();
+        }
       if (!plain) {
         function.emitOpError() << "expected result shapes to follow from argument "
                                   "shapes, got a shape that depends on '"

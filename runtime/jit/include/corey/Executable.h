@@ -36,7 +36,8 @@ struct CompileOptions {
   std::string policy = "unsplit";
   /// Width of a vector register in bits: 256 or 512; 0 takes the host's.
   int vectorBits = 0;
-  /// LLVM's optimization level, 0 to 3.
+  /// 2 runs the passes that lowered programs need; 0, 1 and 3 run LLVM's O0, O1
+  /// and O3.
   int optLevel = 2;
 };
 

@@ -4,7 +4,7 @@
 // RUN: corey-opt %s --ssm-bind-chunks | FileCheck %s
 // RUN: corey-opt %s --ssm-bind-chunks="policy=fixed:128" | FileCheck %s --check-prefix=POLICY
 // RUN: corey-opt %s --ssm-bind-chunks --ssm-bind-chunks | FileCheck %s
-// RUN: corey-opt %s --ssm-bind-chunks --mlir-pass-statistics 2>&1 >/dev/null | FileCheck %s --check-prefix=STATISTICS
+// RUN: %if llvm-statistics %{ corey-opt %s --ssm-bind-chunks --mlir-pass-statistics 2>&1 >/dev/null | FileCheck %s --check-prefix=STATISTICS %}
 
 // STATISTICS: SSMBindChunks
 // STATISTICS-NEXT: (S) 5 num-bound-sites

@@ -55,6 +55,32 @@ func.func @chunk(%x: tensor<?x?xf32>) -> tensor<?xf32> {
 
 // -----
 
+// expected-error @below {{'func.func' op expected result shapes to follow from argument shapes, got a shape that depends on the value of argument 1}}
+func.func @argument(%x: tensor<?xf32>, %n: index) -> tensor<?xf32> {
+  %e = tensor.empty(%n) : tensor<?xf32>
+  return %e : tensor<?xf32>
+}
+
+// -----
+
+// expected-error @below {{'func.func' op expected result shapes to follow from argument shapes, got a shape that depends on the value of argument 0}}
+func.func @arithmetic(%n: index) -> tensor<?xf32> {
+  %m = arith.addi %n, %n : index
+  %e = tensor.empty(%m) : tensor<?xf32>
+  return %e : tensor<?xf32>
+}
+
+// -----
+
+// expected-error @below {{'func.func' op expected result shapes to follow from argument shapes, got a shape that depends on the value of argument 1}}
+func.func @dimension(%x: tensor<?xf32>, %n: index) -> tensor<?xf32> {
+  %m = tensor.dim %x, %n : tensor<?xf32>
+  %e = tensor.empty(%m) : tensor<?xf32>
+  return %e : tensor<?xf32>
+}
+
+// -----
+
 func.func private @taken.shapes()
 // expected-error @below {{'func.func' op expected the name of its shape function to be free, got another symbol @taken.shapes}}
 func.func @taken(%x: tensor<?xf32>) -> tensor<?xf32> {

@@ -3,7 +3,7 @@
 
 // RUN: corey-opt %s --ssm-weights-to-arguments | FileCheck %s
 // RUN: corey-opt %s --ssm-weights-to-arguments --ssm-weights-to-arguments | FileCheck %s
-// RUN: corey-opt %s --ssm-weights-to-arguments --mlir-pass-statistics 2>&1 >/dev/null | FileCheck %s --check-prefix=STATISTICS
+// RUN: %if llvm-statistics %{ corey-opt %s --ssm-weights-to-arguments --mlir-pass-statistics 2>&1 >/dev/null | FileCheck %s --check-prefix=STATISTICS %}
 
 // STATISTICS: SSMWeightsToArguments
 // STATISTICS-NEXT: (S) 5 num-arguments

@@ -1,0 +1,1260 @@
+//===- PropertyTest.cpp - Random programs against the reference -*- C++ -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+//
+// Every draw builds a program of one op with random types, sizes, operands and
+// attributes, compiles it once and runs it for several batches, lengths, chunks
+// and thread counts, on tensors of random strides. Results are compared with
+// the reference, which gets the same rounded inputs.
+//
+//   COREY_TEST_SEED   seed of the first draw; draw i of a test uses seed + i,
+//                     so that a failure is repeated with its own seed and one
+//                     draw.
+//   COREY_TEST_DRAWS  draws per test, in place of each test's own number.
+//
+//===----------------------------------------------------------------------===//
+
+#include "../reference/Reference.h"
+
+#include "corey/Executable.h"
+
+#include "gtest/gtest.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <map>
+#include <random>
+
+using namespace corey;
+using reference::Array;
+
+namespace {
+using Shape = std::vector<int64_t>;
+
+constexpr double Inf = std::numeric_limits<double>::infinity();
+constexpr double NaN = std::numeric_limits<double>::quiet_NaN();
+/// A dimension that is only known at run time.
+constexpr int64_t Free = -1;
+
+//===----------------------------------------------------------------------===//
+// Randomness
+//===----------------------------------------------------------------------===//
+
+uint64_t firstSeed() {
+  static const uint64_t seed = [] {
+    const char *text = std::getenv("COREY_TEST_SEED");
+    uint64_t value = text ? std::strtoull(text, nullptr, 10) : 20240229;
+    std::printf("COREY_TEST_SEED=%llu\n", static_cast<unsigned long long>(value));
+    return value;
+  }();
+  return seed;
+}
+
+int64_t draws(int64_t usual) {
+  const char *text = std::getenv("COREY_TEST_DRAWS");
+  return text ? std::strtoll(text, nullptr, 10) : usual;
+}
+
+class Random {
+public:
+  explicit Random(uint64_t seed) : engine(seed) {}
+  /// Uniform in [low, high].
+  int64_t integer(int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(engine() % static_cast<uint64_t>(high - low + 1));
+  }
+  bool chance(double probability) { return uniform(0, 1) < probability; }
+  double uniform(double low, double high) {
+    return low + (high - low) * static_cast<double>(engine() >> 11) * 0x1p-53;
+  }
+  double normal() {
+    return std::sqrt(-2 * std::log(1 - uniform(0, 1))) * std::cos(6.283185307179586 * uniform(0, 1));
+  }
+  template <typename T> T pick(std::initializer_list<T> list) {
+    return list.begin()[integer(0, static_cast<int64_t>(list.size()) - 1)];
+  }
+
+private:
+  std::mt19937_64 engine;
+};
+
+using Generator = std::function<double()>;
+
+DType anyFloat(Random &random) {
+  return random.chance(0.5) ? DType::F32 : random.pick({DType::F16, DType::BF16});
+}
+
+int64_t anyBatch(Random &random) {
+  return random.chance(0.1) ? 0 : random.integer(1, 3);
+}
+
+int64_t anyLength(Random &random) {
+  double kind = random.uniform(0, 1);
+  if (kind < 0.4)
+    return random.integer(0, 8);
+  return kind < 0.92 ? random.integer(1, 200) : random.integer(550, 650);
+}
+
+/// Starts of up to six sequences, some of them empty, over `length` tokens.
+std::vector<int64_t> anyStarts(Random &random, int64_t length) {
+  std::vector<int64_t> starts(random.integer(1, 6));
+  for (int64_t &start : starts)
+    start = random.chance(0.2) ? random.pick<int64_t>({0, length}) : random.integer(0, length);
+  std::sort(starts.begin(), starts.end());
+  starts[0] = 0;
+  return starts;
+}
+
+int64_t anyDivisor(Random &random, int64_t value, int64_t limit) {
+  std::vector<int64_t> list;
+  for (int64_t i = 1; i <= std::min(value, limit); ++i)
+    if (value % i == 0)
+      list.push_back(i);
+  return list[random.integer(0, static_cast<int64_t>(list.size()) - 1)];
+}
+
+//===----------------------------------------------------------------------===//
+// Tensors
+//===----------------------------------------------------------------------===//
+
+template <class T> T take(Expected<T> value) {
+  if (!value) {
+    ADD_FAILURE() << value.status().toString();
+    std::abort();
+  }
+  return *std::move(value);
+}
+
+Array toArray(const Tensor &tensor) {
+  Array array(tensor.shape());
+  Tensor wide = take(tensor.to(DType::F64));
+  std::copy_n(wide.dataAs<double>(), array.size(), array.data.begin());
+  return array;
+}
+
+/// Memory around a tensor, filled with a pattern that is NaN in every
+/// floating-point type, and the tensor as a view of it.
+struct Region {
+  static constexpr int Pattern = 0xff;
+  Tensor memory, view;
+
+  /// Whether nothing beside the view was written to.
+  bool isIntact() const {
+    Tensor fresh = take(memory.to(memory.dtype()));
+    std::memset(fresh.data(), Pattern, fresh.numBytes());
+    int64_t offset = static_cast<char *>(view.data()) - static_cast<char *>(memory.data());
+    Tensor same = take(Tensor::view(static_cast<char *>(fresh.data()) + offset, view.dtype(),
+                                    view.shape(), view.strides()));
+    EXPECT_TRUE(same.copyFrom(view).isOk());
+    return !std::memcmp(fresh.data(), memory.data(), memory.numBytes());
+  }
+};
+
+/// A tensor with random strides. `broadcast` allows strides of 0.
+Region anyRegion(Random &random, DType type, const Shape &shape, bool plain, bool broadcast) {
+  size_t rank = shape.size();
+  std::vector<int> order(rank);
+  for (size_t i = 0; i < rank; ++i)
+    order[i] = static_cast<int>(i);
+  Shape extent = shape, start(rank, 0), step(rank, 1);
+  std::vector<bool> repeated(rank, false);
+  if (!plain) {
+    if (random.chance(0.4))
+      for (size_t i = rank; i > 1; --i)
+        std::swap(order[i - 1], order[random.integer(0, static_cast<int64_t>(i) - 1)]);
+    bool sliced = random.chance(0.5), reversed = random.chance(0.25);
+    for (size_t i = 0; i < rank; ++i) {
+      if (broadcast && random.chance(0.08)) {
+        repeated[i] = true;
+        extent[i] = 1;
+        continue;
+      }
+      if (sliced && random.chance(0.5)) {
+        step[i] = random.chance(0.3) ? 2 : 1;
+        start[i] = random.integer(0, 3);
+        extent[i] = start[i] + shape[i] * step[i] + random.integer(0, 3);
+      }
+      if (reversed && random.chance(0.5))
+        step[i] = -step[i];
+    }
+  }
+  // Any alignment that the element type allows.
+  constexpr int64_t Guard = 16;
+  int64_t lead = Guard + (random.chance(0.5) ? random.integer(0, 7) : 0);
+  int64_t count = 1;
+  for (int64_t size : extent)
+    count *= size;
+  Region region;
+  region.memory = take(Tensor::empty(type, {lead + count + Guard}));
+  std::memset(region.memory.data(), Region::Pattern, region.memory.numBytes());
+  // Strides of the extents, laid out in the order of the permutation.
+  Shape strides(rank);
+  int64_t running = 1;
+  for (size_t i = rank; i-- > 0;) {
+    strides[order[i]] = running;
+    running *= std::max<int64_t>(extent[order[i]], 1);
+  }
+  int64_t offset = lead;
+  for (size_t i = 0; i < rank; ++i) {
+    if (repeated[i]) {
+      strides[i] = 0;
+      continue;
+    }
+    if (shape[i] > 0)
+      offset += (step[i] > 0 ? start[i] : start[i] - (shape[i] - 1) * step[i]) * strides[i];
+    strides[i] *= step[i];
+  }
+  region.view = take(Tensor::view(static_cast<char *>(region.memory.data()) + offset * static_cast<int64_t>(dtypeSize(type)),
+                                  type, shape, strides, Device(), region.memory.storage()));
+  return region;
+}
+
+/// Fills a tensor, which may repeat elements.
+void fill(const Tensor &tensor, const Generator &generator) {
+  Tensor distinct = tensor;
+  for (int dim = 0; dim < tensor.rank(); ++dim)
+    if (tensor.stride(dim) == 0 && tensor.dim(dim) > 1)
+      distinct = take(distinct.slice(dim, 0, 1));
+  Tensor values = take(Tensor::empty(tensor.dtype(), distinct.shape()));
+  size_t size = dtypeSize(tensor.dtype());
+  for (int64_t i = 0; i < values.numElements(); ++i)
+    storeScalar(tensor.dtype(), static_cast<char *>(values.data()) + i * size, generator());
+  ASSERT_TRUE(distinct.copyFrom(values).isOk());
+}
+
+//===----------------------------------------------------------------------===//
+// Programs
+//===----------------------------------------------------------------------===//
+
+std::string typeText(DType type, const Shape &shape) {
+  std::string text = "tensor<";
+  for (int64_t size : shape)
+    text += (size == Free ? "?" : std::to_string(size)) + "x";
+  return text + dtypeName(type) + ">";
+}
+
+/// The text of a function of one op.
+class Program {
+public:
+  explicit Program(std::string mnemonic) : mnemonic(std::move(mnemonic)) {}
+
+  /// An operand. `keyword` is what names it, "" if nothing does; its type is in
+  /// the list at the end or beside the operand.
+  void operand(const std::string &name, DType type, const Shape &shape,
+               const std::string &keyword = "", bool typeAtEnd = true) {
+    std::string text = typeText(type, shape);
+    arguments += (arguments.empty() ? "%" : ", %") + name + ": " + text;
+    if (keyword.empty())
+      operands += (operands.empty() ? "%" : ", %") + name;
+    else
+      operands += " " + keyword + "(%" + name + (typeAtEnd ? ")" : " : " + text + ")");
+    if (typeAtEnd)
+      types += (types.empty() ? "" : ", ") + text;
+    inputTypes.push_back(type);
+  }
+  void optional(const std::string &name, DType type, const Shape &shape) {
+    operand(name, type, shape, name, false);
+  }
+  void result(DType type, const Shape &shape) {
+    std::string name = "%r" + std::to_string(outputTypes.size());
+    results += (results.empty() ? "" : ", ") + name;
+    resultTypes += (resultTypes.empty() ? "" : ", ") + typeText(type, shape);
+    outputTypes.push_back(type);
+  }
+  void attribute(const std::string &text) {
+    attributes += (attributes.empty() ? "" : ", ") + text;
+  }
+
+  std::string module() const {
+    return "func.func @main(" + arguments + ") -> (" + resultTypes + ") {\n" + before + "  " +
+           results + " = ssm." + mnemonic + " " + operands +
+           (attributes.empty() ? "" : " {" + attributes + "}") + trailer() + "\n  return " +
+           results + " : " + resultTypes + "\n}\n";
+  }
+
+  std::vector<DType> inputTypes, outputTypes;
+  /// Ops before the op, and text after the operands.
+  std::string before, operands;
+  /// The types at the end end with those of the results.
+  bool showResults = true;
+  std::string separator = " -> ";
+
+private:
+  std::string trailer() const {
+    return " : " + types + (showResults ? separator + resultTypes : "");
+  }
+  std::string mnemonic, arguments, types, results, resultTypes, attributes;
+};
+
+//===----------------------------------------------------------------------===//
+// Comparison
+//===----------------------------------------------------------------------===//
+
+/// The largest relative error of every op and type, printed at the end.
+std::map<std::string, double> &worstErrors() {
+  static std::map<std::string, double> errors;
+  return errors;
+}
+
+class PrintErrors : public testing::Environment {
+  void TearDown() override {
+    for (auto &[what, error] : worstErrors())
+      std::printf("largest relative error of %s: %.3g\n", what.c_str(), error);
+  }
+};
+[[maybe_unused]] testing::Environment *const printErrors =
+    testing::AddGlobalTestEnvironment(new PrintErrors);
+
+double tolerance(DType type) {
+  switch (type) {
+  case DType::F16:
+    return 1e-3;
+  case DType::BF16:
+    return 6e-3;
+  default:
+    return 2e-6;
+  }
+}
+
+/// What is lost per element where numbers become denormal.
+double absoluteError(DType type) { return type == DType::F16 ? 0x1p-25 : 1e-35; }
+
+/// Compares in the l2 norm, relative to the wanted values; what is not finite
+/// must agree element by element. A few elements may cancel by chance, so that
+/// those of a small tensor are also measured by the terms they are sums of.
+testing::AssertionResult isClose(const std::string &what, const Tensor &tensor, const Array &want,
+                                 double bound = 0) {
+  Array got = toArray(tensor);
+  DType type = tensor.dtype();
+  if (got.shape != want.shape)
+    return testing::AssertionFailure() << what << ": shapes differ";
+  double difference = 0, norm = 0, terms = 0, worst = -1;
+  int64_t at = -1;
+  for (int64_t i = 0; i < got.size(); ++i) {
+    char rounded[8];
+    storeScalar(type, rounded, want.data[i]);
+    double expected = loadScalar(type, rounded);
+    if (!std::isfinite(expected) || !std::isfinite(got.data[i])) {
+      bool same = std::isnan(expected) ? std::isnan(got.data[i]) : expected == got.data[i];
+      if (!same)
+        return testing::AssertionFailure()
+               << what << ": element " << i << " of " << tensor.describe() << ": expected "
+               << expected << ", got " << got.data[i];
+      continue;
+    }
+    double error = got.data[i] - want.data[i];
+    if (std::abs(error) > worst) {
+      worst = std::abs(error);
+      at = i;
+    }
+    difference += error * error;
+    norm += want.data[i] * want.data[i];
+    double term = want.magnitude.empty() ? want.data[i] : want.magnitude[i];
+    terms += term * term;
+  }
+  difference = std::sqrt(difference);
+  norm = std::sqrt(norm);
+  if (got.size() < 64)
+    norm = std::max(norm, std::sqrt(terms) / 16);
+  if (bound == 0)
+    bound = tolerance(type);
+  double slack = absoluteError(type) * std::sqrt(static_cast<double>(got.size()));
+  double relative = std::max(difference - slack, 0.0) / std::max(norm, 1e-300);
+  double &largest = worstErrors()[what + " " + dtypeName(type)];
+  largest = std::max(largest, relative);
+  if (relative <= bound)
+    return testing::AssertionSuccess();
+  return testing::AssertionFailure()
+         << what << ": relative error " << relative << " beyond " << bound << " in "
+         << tensor.describe() << "; the worst element is " << at << ": expected " << want.data[at]
+         << ", got " << got.data[at];
+}
+
+//===----------------------------------------------------------------------===//
+// Running
+//===----------------------------------------------------------------------===//
+
+Context &context() {
+  static std::shared_ptr<Context> shared = take(Context::create());
+  return *shared;
+}
+
+std::shared_ptr<Executable> compile(const std::string &source, int vectorBits = 256) {
+  CompileOptions options;
+  options.vectorBits = vectorBits;
+  Expected<std::shared_ptr<Executable>> executable = context().compile(source, options);
+  if (!executable) {
+    ADD_FAILURE() << executable.status().toString() << "\n" << source;
+    return nullptr;
+  }
+  return *executable;
+}
+
+int anyVectorBits(Random &random) {
+  return __builtin_cpu_supports("avx512f") && random.chance(0.7) ? 512 : 256;
+}
+
+/// A program with the inputs and outputs of one call.
+class Trial {
+public:
+  Trial(Random &random, const Program &program) : random(random), program(program) {
+    plain = random.chance(0.3);
+  }
+
+  /// The next input, drawn from `generator`.
+  const Array *input(const Shape &shape, const Generator &generator) {
+    DType type = program.inputTypes[inputs.size()];
+    regions.push_back(anyRegion(random, type, shape, plain, /*broadcast=*/true));
+    fill(regions.back().view, generator);
+    inputs.push_back(regions.back().view);
+    arrays.push_back(std::make_unique<Array>(toArray(regions.back().view)));
+    return arrays.back().get();
+  }
+  const Array *input(const Shape &shape, const std::vector<int64_t> &values) {
+    size_t next = 0;
+    DType type = program.inputTypes[inputs.size()];
+    regions.push_back(anyRegion(random, type, shape, plain, /*broadcast=*/false));
+    fill(regions.back().view, [&] { return static_cast<double>(values[next++]); });
+    inputs.push_back(regions.back().view);
+    return nullptr;
+  }
+
+  bool run(Executable &executable, const std::vector<Shape> &shapes) {
+    Status status = context().setThreads(static_cast<int>(random.integer(1, 2)));
+    EXPECT_TRUE(status.isOk());
+    std::vector<Region> targets;
+    // Results go to contiguous tensors, strided ones, or new ones.
+    bool given = random.chance(0.8), contiguous = random.chance(0.5);
+    for (size_t i = 0; given && i < shapes.size(); ++i) {
+      targets.push_back(anyRegion(random, program.outputTypes[i], shapes[i], contiguous, false));
+      outputs.push_back(targets.back().view);
+    }
+    status = executable.run("main", inputs, outputs);
+    if (!status) {
+      ADD_FAILURE() << status.toString();
+      return false;
+    }
+    for (const Region &region : targets)
+      EXPECT_TRUE(region.isIntact()) << "memory beside an output was written to";
+    for (size_t i = 0; i < shapes.size(); ++i)
+      EXPECT_EQ(outputs[i].shape(), shapes[i]);
+    return true;
+  }
+
+  /// The call in words.
+  std::string describe() const {
+    std::string text;
+    for (const Tensor &tensor : inputs)
+      text += "  in  " + tensor.describe() + "\n";
+    for (const Tensor &tensor : outputs)
+      text += "  out " + tensor.describe() + "\n";
+    return text + "  threads " + std::to_string(context().getThreads()) + "\n";
+  }
+
+  std::vector<Tensor> inputs, outputs;
+
+private:
+  Random &random;
+  const Program &program;
+  bool plain;
+  std::vector<Region> regions;
+  std::vector<std::unique_ptr<Array>> arrays;
+};
+
+/// Calls `draw` for every seed, until one fails.
+void forDraws(int64_t usual, const std::function<void(Random &)> &draw) {
+  for (int64_t i = 0, count = draws(usual); i < count; ++i) {
+    uint64_t seed = firstSeed() + static_cast<uint64_t>(i);
+    SCOPED_TRACE("COREY_TEST_SEED=" + std::to_string(seed) + " COREY_TEST_DRAWS=1");
+    Random random(seed);
+    draw(random);
+    if (testing::Test::HasFailure())
+      return;
+  }
+}
+
+//===----------------------------------------------------------------------===//
+// Chunks
+//===----------------------------------------------------------------------===//
+
+enum class ChunkKind { Unset, Static, Site, Operand };
+
+ChunkKind anyChunk(Random &random, Program &program, const std::string &input) {
+  auto kind = random.pick({ChunkKind::Unset, ChunkKind::Static, ChunkKind::Site, ChunkKind::Site, ChunkKind::Operand});
+  if (kind == ChunkKind::Static)
+    program.attribute("chunk = #ssm.chunk<static = " +
+                      std::to_string(random.pick<int64_t>({1, 2, 3, 7, 16, 63, 64, 65, 100, int64_t(1) << 40})) + ">");
+  if (kind == ChunkKind::Site)
+    program.attribute("chunk = #ssm.chunk<runtime = @site>");
+  if (kind == ChunkKind::Operand) {
+    // A value that depends on the call: a third of the length.
+    program.before = "  %one = arith.constant 1 : index\n  %three = arith.constant 3 : index\n"
+                     "  %length = tensor.dim %" + input + ", %one : " + "TYPE" + "\n"
+                     "  %third = arith.divui %length, %three : index\n";
+    program.operands += " chunk_size(%third)";
+  }
+  return kind;
+}
+
+void replaceType(Program &program, const std::string &type) {
+  size_t at = program.before.find("TYPE");
+  if (at != std::string::npos)
+    program.before.replace(at, 4, type);
+}
+
+/// Sets a chunk at the only site, if there is one.
+int64_t setAnyChunk(Random &random, Executable &executable, int64_t length) {
+  if (executable.chunks().empty())
+    return 0;
+  int64_t chunk = random.pick<int64_t>({0, 1, 2, 3, 7, 16, 63, 64, 65, length - 1, length, length + 1,
+                                        std::numeric_limits<int64_t>::max() / 2});
+  chunk = std::max<int64_t>(chunk, 0);
+  EXPECT_TRUE(executable.setChunk(executable.chunks()[0].site, chunk).isOk());
+  return chunk;
+}
+
+//===----------------------------------------------------------------------===//
+// Scans
+//===----------------------------------------------------------------------===//
+
+/// Rates of decay: mostly those of trained models, some tiny, some growing.
+Generator anyRates(Random &random) {
+  double kind = random.uniform(0, 1);
+  if (kind < 0.75)
+    return [&random] { return random.uniform(-8, -0.05); };
+  if (kind < 0.9)
+    return [&random] { return -std::exp(random.uniform(-12, -3)); };
+  return [&random] { return random.uniform(-0.5, 0.02); };
+}
+
+Generator normals(Random &random, double scale = 1, double shift = 0) {
+  return [&random, scale, shift] { return scale * random.normal() + shift; };
+}
+
+/// Steps that are positive with or without a softplus.
+Generator anySteps(Random &random, bool softplus) {
+  if (softplus)
+    return random.chance(0.1) ? normals(random, 6) : normals(random, 0.5, -1);
+  return [&random] { return std::abs(random.normal()) * 0.2 + 0.001; };
+}
+
+Generator anyBias(Random &random, bool softplus) {
+  if (softplus)
+    return normals(random, 0.5);
+  return [&random] { return std::abs(random.normal()) * 0.05; };
+}
+
+/// The sizes of a call: a batch of equal sequences, or packed ones.
+struct Sizes {
+  int64_t batch, length, rows;
+  std::vector<int64_t> starts;
+};
+
+Sizes anySizes(Random &random, bool packed, int64_t workPerToken, int64_t limit) {
+  Sizes sizes;
+  sizes.batch = packed ? 1 : anyBatch(random);
+  sizes.length = anyLength(random);
+  while (sizes.batch * sizes.length * workPerToken > limit && sizes.length > 8)
+    sizes.length = sizes.length / 2 + 1;
+  sizes.rows = sizes.batch;
+  if (packed) {
+    sizes.starts = anyStarts(random, sizes.length);
+    sizes.rows = static_cast<int64_t>(sizes.starts.size());
+  }
+  return sizes;
+}
+
+/// Calls of a program that was compiled for any size.
+constexpr int Calls = 4;
+
+TEST(Property, SelectiveScan) {
+  forDraws(16, [](Random &random) {
+    int64_t D = random.pick<int64_t>({1, 2, 3, 5, 7, 8, 9, 13, 15, 16, 17, 24, 31, 33, 40, 64, 65});
+    int64_t N = random.pick<int64_t>({1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 32, 33, 40, 64, 128, 256});
+    int64_t G = random.chance(0.6) ? 1 : anyDivisor(random, D, 8);
+    bool packed = random.chance(0.3), isStatic = random.chance(0.2);
+    bool hasD = random.chance(0.6), hasZ = random.chance(0.5), hasBias = random.chance(0.5);
+    bool hasInitial = random.chance(0.5), hasLast = random.chance(0.7), softplus = random.chance(0.7);
+    auto newSizes = [&] { return anySizes(random, packed, D * N, 500000); };
+    Sizes sizes = newSizes();
+    int64_t b = isStatic ? sizes.batch : packed && random.chance(0.5) ? 1 : Free;
+    int64_t l = isStatic ? sizes.length : Free, r = isStatic ? sizes.rows : Free;
+    Program program("selective_scan");
+    DType u = anyFloat(random);
+    program.operand("u", u, {b, l, D});
+    program.operand("delta", anyFloat(random), {b, l, D});
+    program.operand("A", DType::F32, {D, N});
+    program.operand("B", anyFloat(random), {b, l, G, N});
+    program.operand("C", anyFloat(random), {b, l, G, N});
+    if (hasD)
+      program.optional("D", anyFloat(random), {D});
+    if (hasZ)
+      program.optional("z", anyFloat(random), {b, l, D});
+    if (hasBias)
+      program.optional("delta_bias", anyFloat(random), {D});
+    if (hasInitial)
+      program.optional("initial_state", anyFloat(random), {r, D, N});
+    if (packed)
+      program.optional("seq_starts", DType::I32, {r});
+    anyChunk(random, program, "u");
+    replaceType(program, typeText(u, {b, l, D}));
+    if (softplus)
+      program.attribute("delta_softplus");
+    program.result(u, {b, l, D});
+    if (hasLast)
+      program.result(anyFloat(random), {r, D, N});
+    SCOPED_TRACE(program.module());
+    auto executable = compile(program.module(), anyVectorBits(random));
+    ASSERT_TRUE(executable);
+    for (int call = 0; call < (isStatic ? 1 : Calls); ++call) {
+      if (call)
+        sizes = newSizes();
+      auto [B, L, R, starts] = sizes;
+      reference::SelectiveScan op;
+      Trial trial(random, program);
+      op.u = trial.input({B, L, D}, normals(random));
+      op.delta = trial.input({B, L, D}, anySteps(random, softplus));
+      op.A = trial.input({D, N}, anyRates(random));
+      op.B = trial.input({B, L, G, N}, normals(random));
+      op.C = trial.input({B, L, G, N}, normals(random));
+      if (hasD)
+        op.D = trial.input({D}, normals(random));
+      if (hasZ)
+        op.z = trial.input({B, L, D}, normals(random, 2));
+      if (hasBias)
+        op.deltaBias = trial.input({D}, anyBias(random, softplus));
+      if (hasInitial)
+        op.initialState = trial.input({R, D, N}, normals(random));
+      if (packed)
+        trial.input({R}, starts);
+      op.seqStarts = packed ? &starts : nullptr;
+      op.deltaSoftplus = softplus;
+      int64_t chunk = setAnyChunk(random, *executable, L);
+      std::vector<Shape> shapes = {{B, L, D}};
+      if (hasLast)
+        shapes.push_back({R, D, N});
+      bool ran = trial.run(*executable, shapes);
+      SCOPED_TRACE("chunk " + std::to_string(chunk) + "\n" + trial.describe());
+      ASSERT_TRUE(ran);
+      reference::ScanResult want = reference::selectiveScan(op);
+      ASSERT_TRUE(isClose("selective_scan y", trial.outputs[0], want.y));
+      if (hasLast)
+        ASSERT_TRUE(isClose("selective_scan last_state", trial.outputs[1], want.state));
+    }
+  });
+}
+
+TEST(Property, SSD) {
+  forDraws(16, [](Random &random) {
+    int64_t H = random.pick<int64_t>({1, 2, 3, 4, 5, 6, 8, 12, 24});
+    int64_t P = random.pick<int64_t>({1, 2, 3, 4, 5, 8, 12, 15, 16, 17, 20, 31, 32, 33, 48, 64, 72, 128});
+    int64_t N = random.pick<int64_t>({1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 32, 33, 64, 100, 128, 256});
+    int64_t G = random.chance(0.6) ? 1 : anyDivisor(random, H, 8);
+    bool packed = random.chance(0.3), isStatic = random.chance(0.2), discrete = random.chance(0.3);
+    bool hasD = random.chance(0.6), perChannel = random.chance(0.5), hasZ = random.chance(0.5);
+    bool hasBias = !discrete && random.chance(0.5), softplus = !discrete && random.chance(0.7);
+    bool hasLimit = !discrete && random.chance(0.3);
+    bool hasInitial = random.chance(0.5), hasFinal = random.chance(0.7);
+    auto newSizes = [&] { return anySizes(random, packed, H * P * N, 4000000); };
+    Sizes sizes = newSizes();
+    int64_t b = isStatic ? sizes.batch : packed && random.chance(0.5) ? 1 : Free;
+    int64_t l = isStatic ? sizes.length : Free, r = isStatic ? sizes.rows : Free;
+    Program program("ssd");
+    DType x = anyFloat(random);
+    program.operand("x", x, {b, l, H, P});
+    if (discrete) {
+      program.optional("decay", anyFloat(random), {b, l, H});
+    } else {
+      program.optional("dt", anyFloat(random), {b, l, H});
+      program.optional("A", DType::F32, {H});
+    }
+    program.operand("B", anyFloat(random), {b, l, G, N}, "B");
+    program.operand("C", anyFloat(random), {b, l, G, N}, "C");
+    Shape skip = perChannel ? Shape{H, P} : Shape{H};
+    if (hasD)
+      program.optional("D", anyFloat(random), skip);
+    if (hasZ)
+      program.optional("z", anyFloat(random), {b, l, H, P});
+    if (hasBias)
+      program.optional("dt_bias", anyFloat(random), {H});
+    if (hasInitial)
+      program.optional("initial_states", anyFloat(random), {r, H, P, N});
+    if (packed)
+      program.optional("seq_starts", DType::I32, {r});
+    anyChunk(random, program, "x");
+    replaceType(program, typeText(x, {b, l, H, P}));
+    if (softplus)
+      program.attribute("dt_softplus");
+    double low = 0.001, high = 0.1;
+    if (random.chance(0.5)) {
+      low = 0;
+      high = Inf;
+    }
+    if (hasLimit)
+      program.attribute(high == Inf ? "dt_limit = array<f64: 0.0, 0x7FF0000000000000>"
+                                    : "dt_limit = array<f64: 0.001, 0.1>");
+    if (random.chance(0.3))
+      program.attribute("tile = 128 : i64");
+    program.result(x, {b, l, H, P});
+    if (hasFinal)
+      program.result(anyFloat(random), {r, H, P, N});
+    SCOPED_TRACE(program.module());
+    auto executable = compile(program.module(), anyVectorBits(random));
+    ASSERT_TRUE(executable);
+    for (int call = 0; call < (isStatic ? 1 : Calls); ++call) {
+      if (call)
+        sizes = newSizes();
+      auto [B, L, R, starts] = sizes;
+      reference::SSD op;
+      Trial trial(random, program);
+      op.x = trial.input({B, L, H, P}, normals(random));
+      if (discrete) {
+        double scale = random.pick({1.0, 0.01, 20.0});
+        op.decay = trial.input({B, L, H}, [&random, scale] { return -std::abs(random.normal()) * scale; });
+      } else {
+        op.dt = trial.input({B, L, H}, anySteps(random, softplus));
+        op.A = trial.input({H}, anyRates(random));
+      }
+      op.B = trial.input({B, L, G, N}, normals(random));
+      op.C = trial.input({B, L, G, N}, normals(random));
+      if (hasD)
+        op.D = trial.input(skip, normals(random));
+      if (hasZ)
+        op.z = trial.input({B, L, H, P}, normals(random, 2));
+      if (hasBias)
+        op.dtBias = trial.input({H}, anyBias(random, softplus));
+      if (hasInitial)
+        op.initialStates = trial.input({R, H, P, N}, normals(random));
+      if (packed)
+        trial.input({R}, starts);
+      op.seqStarts = packed ? &starts : nullptr;
+      op.dtSoftplus = softplus;
+      op.hasLimit = hasLimit;
+      op.limitLow = low;
+      op.limitHigh = high;
+      int64_t chunk = setAnyChunk(random, *executable, L);
+      std::vector<Shape> shapes = {{B, L, H, P}};
+      if (hasFinal)
+        shapes.push_back({R, H, P, N});
+      bool ran = trial.run(*executable, shapes);
+      SCOPED_TRACE("chunk " + std::to_string(chunk) + "\n" + trial.describe());
+      ASSERT_TRUE(ran);
+      reference::ScanResult want = reference::ssd(op);
+      ASSERT_TRUE(isClose("ssd y", trial.outputs[0], want.y));
+      if (hasFinal)
+        ASSERT_TRUE(isClose("ssd final_states", trial.outputs[1], want.state));
+    }
+  });
+}
+
+TEST(Property, CausalConv) {
+  forDraws(10, [](Random &random) {
+    int64_t D = random.pick<int64_t>({1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 24, 31, 33, 64, 65, 100});
+    int64_t W = random.integer(2, 4);
+    bool packed = random.chance(0.3), isStatic = random.chance(0.2);
+    bool hasBias = random.chance(0.5), hasInitial = random.chance(0.5);
+    bool hasFinal = random.chance(0.7), silu = random.chance(0.5);
+    auto newSizes = [&] { return anySizes(random, packed, D, 200000); };
+    Sizes sizes = newSizes();
+    int64_t b = isStatic ? sizes.batch : packed && random.chance(0.5) ? 1 : Free;
+    int64_t l = isStatic ? sizes.length : Free, r = isStatic ? sizes.rows : Free;
+    Program program("causal_conv");
+    DType x = anyFloat(random);
+    program.operand("x", x, {b, l, D});
+    program.operand("weight", anyFloat(random), {D, W});
+    if (hasBias)
+      program.optional("bias", anyFloat(random), {D});
+    if (hasInitial)
+      program.optional("initial_state", anyFloat(random), {r, W - 1, D});
+    if (packed)
+      program.optional("seq_starts", DType::I32, {r});
+    if (silu)
+      program.attribute("silu");
+    program.result(x, {b, l, D});
+    if (hasFinal)
+      program.result(x, {r, W - 1, D});
+    SCOPED_TRACE(program.module());
+    auto executable = compile(program.module(), anyVectorBits(random));
+    ASSERT_TRUE(executable);
+    for (int call = 0; call < (isStatic ? 1 : Calls); ++call) {
+      if (call)
+        sizes = newSizes();
+      auto [B, L, R, starts] = sizes;
+      reference::CausalConv op;
+      Trial trial(random, program);
+      op.x = trial.input({B, L, D}, normals(random));
+      op.weight = trial.input({D, W}, normals(random));
+      if (hasBias)
+        op.bias = trial.input({D}, normals(random));
+      if (hasInitial)
+        op.initialState = trial.input({R, W - 1, D}, normals(random));
+      if (packed)
+        trial.input({R}, starts);
+      op.seqStarts = packed ? &starts : nullptr;
+      op.silu = silu;
+      std::vector<Shape> shapes = {{B, L, D}};
+      if (hasFinal)
+        shapes.push_back({R, W - 1, D});
+      bool ran = trial.run(*executable, shapes);
+      SCOPED_TRACE(trial.describe());
+      ASSERT_TRUE(ran);
+      reference::ScanResult want = reference::causalConv(op);
+      ASSERT_TRUE(isClose("causal_conv y", trial.outputs[0], want.y));
+      if (hasFinal)
+        ASSERT_TRUE(isClose("causal_conv final_state", trial.outputs[1], want.state));
+    }
+  });
+}
+
+//===----------------------------------------------------------------------===//
+// The last axis
+//===----------------------------------------------------------------------===//
+
+/// `rank` leading sizes with a product of at most 200, and what the program
+/// says of them.
+Shape anyLeading(Random &random, int64_t rank) {
+  Shape shape(rank);
+  for (int64_t &size : shape)
+    size = random.chance(0.07) ? 0 : random.chance(0.5) ? random.integer(1, 4) : random.integer(1, 20);
+  auto product = [&] {
+    int64_t count = 1;
+    for (int64_t size : shape)
+      count *= size;
+    return count;
+  };
+  while (product() > 200)
+    for (int64_t &size : shape)
+      size = std::max<int64_t>(1, size / 2);
+  return shape;
+}
+
+Shape join(Shape leading, int64_t last) {
+  leading.push_back(last);
+  return leading;
+}
+
+TEST(Property, Projection) {
+  forDraws(14, [](Random &random) {
+    int64_t K = random.pick<int64_t>({1, 2, 3, 7, 8, 9, 16, 17, 31, 33, 64, 100, 129, 256});
+    int64_t M = random.pick<int64_t>({1, 2, 3, 7, 8, 9, 16, 17, 31, 33, 64, 96, 130});
+    int64_t rank = random.integer(0, 3);
+    bool isStatic = random.chance(0.25), hasBias = random.chance(0.4), hasResidual = random.chance(0.4);
+    DType weight = random.chance(0.3) ? random.pick({DType::I8, DType::F8E4M3FN}) : anyFloat(random);
+    bool quantized = weight == DType::I8 || weight == DType::F8E4M3FN, oneScale = random.chance(0.5);
+    Shape leading = anyLeading(random, rank), spec = isStatic ? leading : Shape(rank, Free);
+    Program program("projection");
+    DType x = anyFloat(random), y = x;
+    program.operand("x", x, join(spec, K));
+    program.operand("weight", weight, {M, K});
+    if (hasBias)
+      program.optional("bias", anyFloat(random), {M});
+    if (hasResidual)
+      program.optional("residual", y = anyFloat(random), join(spec, M));
+    Shape scales = oneScale ? Shape{} : Shape{M};
+    if (quantized)
+      program.optional("weight_scale", DType::F32, scales);
+    program.result(y, join(spec, M));
+    SCOPED_TRACE(program.module());
+    auto executable = compile(program.module(), anyVectorBits(random));
+    ASSERT_TRUE(executable);
+    for (int call = 0; call < (isStatic ? 1 : Calls); ++call) {
+      if (call)
+        leading = anyLeading(random, rank);
+      Trial trial(random, program);
+      const Array *bias = nullptr, *residual = nullptr, *scale = nullptr;
+      const Array *input = trial.input(join(leading, K), normals(random));
+      double range = weight == DType::I8 ? 50 : weight == DType::F8E4M3FN ? 20 : 1;
+      const Array *matrix = trial.input({M, K}, normals(random, range));
+      if (hasBias)
+        bias = trial.input({M}, normals(random));
+      if (hasResidual)
+        residual = trial.input(join(leading, M), normals(random));
+      if (quantized)
+        scale = trial.input(scales, [&random, range] { return random.uniform(0.5, 2) / range; });
+      bool ran = trial.run(*executable, {join(leading, M)});
+      SCOPED_TRACE(trial.describe());
+      ASSERT_TRUE(ran);
+      ASSERT_TRUE(isClose("projection", trial.outputs[0],
+                          reference::projection(*input, *matrix, bias, residual, scale)));
+    }
+  });
+}
+
+TEST(Property, RMSNorm) {
+  forDraws(10, [](Random &random) {
+    int64_t D = random.pick<int64_t>({1, 2, 3, 6, 7, 8, 9, 12, 16, 17, 24, 32, 33, 64, 96, 100, 256, 700});
+    int64_t rank = random.integer(0, 3);
+    bool isStatic = random.chance(0.25), hasResidual = random.chance(0.5), hasZ = random.chance(0.5);
+    bool hasOut = hasResidual && random.chance(0.6), normFirst = hasZ && random.chance(0.5);
+    int64_t group = random.chance(0.4) ? anyDivisor(random, D, D) : 0;
+    float eps = random.pick({1e-5f, 1e-6f, 0.0f, 0.1f});
+    Shape leading = anyLeading(random, rank), spec = isStatic ? leading : Shape(rank, Free);
+    Program program("rms_norm");
+    DType x = anyFloat(random), residual = anyFloat(random);
+    program.operand("x", x, join(spec, D));
+    program.operand("weight", anyFloat(random), {D});
+    if (hasResidual)
+      program.optional("residual", residual, join(spec, D));
+    if (hasZ)
+      program.optional("z", anyFloat(random), join(spec, D));
+    char text[64];
+    std::snprintf(text, sizeof text, "eps = %.9e : f32", static_cast<double>(eps));
+    program.attribute(text);
+    if (group)
+      program.attribute("group_size = " + std::to_string(group) + " : i64");
+    if (normFirst)
+      program.attribute("norm_before_gate");
+    program.result(x, join(spec, D));
+    if (hasOut)
+      program.result(residual, join(spec, D));
+    SCOPED_TRACE(program.module());
+    auto executable = compile(program.module(), anyVectorBits(random));
+    ASSERT_TRUE(executable);
+    for (int call = 0; call < (isStatic ? 1 : Calls); ++call) {
+      if (call)
+        leading = anyLeading(random, rank);
+      Trial trial(random, program);
+      reference::RMSNorm op;
+      op.x = trial.input(join(leading, D), normals(random));
+      op.weight = trial.input({D}, normals(random));
+      if (hasResidual)
+        op.residual = trial.input(join(leading, D), normals(random));
+      if (hasZ)
+        op.z = trial.input(join(leading, D), normals(random, 2));
+      op.eps = static_cast<double>(eps);
+      op.groupSize = group;
+      op.normBeforeGate = normFirst;
+      std::vector<Shape> shapes(hasOut ? 2 : 1, join(leading, D));
+      bool ran = trial.run(*executable, shapes);
+      SCOPED_TRACE(trial.describe());
+      ASSERT_TRUE(ran);
+      reference::RMSNormResult want = reference::rmsNorm(op);
+      ASSERT_TRUE(isClose("rms_norm y", trial.outputs[0], want.y));
+      if (hasOut)
+        ASSERT_TRUE(isClose("rms_norm residual_out", trial.outputs[1], want.residualOut));
+    }
+  });
+}
+
+TEST(Property, Hadamard) {
+  forDraws(8, [](Random &random) {
+    int64_t block = int64_t(1) << random.integer(0, 9);
+    int64_t D = block * random.pick<int64_t>({1, 1, 2, 3, 5});
+    int64_t rank = random.integer(0, 3);
+    bool isStatic = random.chance(0.25);
+    Shape leading = anyLeading(random, rank), spec = isStatic ? leading : Shape(rank, Free);
+    Program program("hadamard");
+    DType x = anyFloat(random);
+    program.operand("x", x, join(spec, D));
+    program.attribute("block = " + std::to_string(block) + " : i64");
+    program.result(x, join(spec, D));
+    SCOPED_TRACE(program.module());
+    auto executable = compile(program.module(), anyVectorBits(random));
+    ASSERT_TRUE(executable);
+    for (int call = 0; call < (isStatic ? 1 : Calls); ++call) {
+      if (call)
+        leading = anyLeading(random, rank);
+      Trial trial(random, program);
+      const Array *input = trial.input(join(leading, D), normals(random));
+      bool ran = trial.run(*executable, {join(leading, D)});
+      SCOPED_TRACE(trial.describe());
+      ASSERT_TRUE(ran);
+      ASSERT_TRUE(isClose("hadamard", trial.outputs[0], reference::hadamard(*input, block)));
+    }
+  });
+}
+
+TEST(Property, EmbeddingAndArgmax) {
+  forDraws(6, [](Random &random) {
+    int64_t V = random.pick<int64_t>({1, 2, 3, 17, 256, 1000});
+    int64_t D = random.pick<int64_t>({1, 2, 3, 7, 8, 9, 16, 17, 64, 65});
+    int64_t rank = random.integer(0, 3);
+    bool isStatic = random.chance(0.25);
+    Shape leading = anyLeading(random, rank), spec = isStatic ? leading : Shape(rank, Free);
+    DType ids = random.pick({DType::I32, DType::I64});
+    Program look("embedding");
+    DType table = anyFloat(random);
+    look.operand("ids", ids, spec);
+    look.operand("table", table, {V, D});
+    look.result(table, join(spec, D));
+    Program find("argmax");
+    find.operand("x", anyFloat(random), join(spec, V));
+    find.result(ids, spec);
+    auto embedding = compile(look.module(), anyVectorBits(random));
+    auto argmax = compile(find.module(), anyVectorBits(random));
+    ASSERT_TRUE(embedding && argmax);
+    for (int call = 0; call < (isStatic ? 1 : Calls); ++call) {
+      if (call)
+        leading = anyLeading(random, rank);
+      {
+        SCOPED_TRACE(look.module());
+        Trial trial(random, look);
+        const Array *index = trial.input(leading, [&] { return static_cast<double>(random.integer(0, V - 1)); });
+        const Array *rows = trial.input({V, D}, normals(random));
+        bool ran = trial.run(*embedding, {join(leading, D)});
+        SCOPED_TRACE(trial.describe());
+        ASSERT_TRUE(ran);
+        EXPECT_EQ(toArray(trial.outputs[0]).data, reference::embedding(*index, *rows).data);
+      }
+      {
+        SCOPED_TRACE(find.module());
+        Trial trial(random, find);
+        // Few values, so that many are equal, and some NaN.
+        bool coarse = random.chance(0.5);
+        double odds = random.chance(0.3) ? 0.02 : 0;
+        const Array *input = trial.input(join(leading, V), [&]() -> double {
+          if (random.chance(odds))
+            return NaN;
+          return coarse ? static_cast<double>(random.integer(-3, 3)) : random.normal();
+        });
+        bool ran = trial.run(*argmax, {leading});
+        SCOPED_TRACE(trial.describe());
+        ASSERT_TRUE(ran);
+        EXPECT_EQ(toArray(trial.outputs[0]).data, reference::argmax(*input).data);
+      }
+    }
+  });
+}
+
+//===----------------------------------------------------------------------===//
+// Elementwise
+//===----------------------------------------------------------------------===//
+
+struct Unary {
+  const char *mnemonic;
+  Array (*apply)(const Array &);
+};
+constexpr Unary Unaries[] = {{"neg", reference::neg},         {"exp", reference::exp},
+                             {"silu", reference::silu},       {"sigmoid", reference::sigmoid},
+                             {"softplus", reference::softplus}, {"gelu", reference::gelu}};
+struct Binary {
+  const char *mnemonic;
+  Array (*apply)(const Array &, const Array &);
+};
+constexpr Binary Binaries[] = {{"add", reference::add}, {"sub", reference::sub}, {"mul", reference::mul}};
+
+TEST(Property, Unary) {
+  forDraws(1, [](Random &random) {
+    for (const Unary &unary : Unaries) {
+      for (DType type : {DType::F32, DType::F16, DType::BF16}) {
+        int64_t rank = random.integer(0, 4);
+        Shape leading = anyLeading(random, rank);
+        bool isStatic = random.chance(0.25);
+        Program program(unary.mnemonic);
+        program.operand("x", type, isStatic ? leading : Shape(rank, Free));
+        program.result(type, isStatic ? leading : Shape(rank, Free));
+        program.showResults = false;
+        SCOPED_TRACE(program.module());
+        auto executable = compile(program.module(), anyVectorBits(random));
+        ASSERT_TRUE(executable);
+        for (int call = 0; call < (isStatic ? 1 : Calls); ++call) {
+          if (call)
+            leading = anyLeading(random, rank);
+          Trial trial(random, program);
+          double range = random.pick({1.0, 4.0, 30.0});
+          const Array *input = trial.input(leading, normals(random, range));
+          bool ran = trial.run(*executable, {leading});
+          SCOPED_TRACE(trial.describe());
+          ASSERT_TRUE(ran);
+          ASSERT_TRUE(isClose(unary.mnemonic, trial.outputs[0], unary.apply(*input)));
+        }
+      }
+    }
+  });
+}
+
+TEST(Property, BinaryScaleCast) {
+  forDraws(3, [](Random &random) {
+    std::vector<std::string> names = {"add", "sub", "mul", "scale", "cast"};
+    for (const std::string &name : names) {
+      int64_t rank = random.integer(0, 4), short_ = random.integer(0, rank);
+      Shape leading = anyLeading(random, rank);
+      bool isStatic = random.chance(0.25);
+      auto spec = [&](const Shape &shape) { return isStatic ? shape : Shape(shape.size(), Free); };
+      auto trailing = [&] { return Shape(leading.end() - short_, leading.end()); };
+      DType type = anyFloat(random), other = anyFloat(random);
+      const Binary *binary = nullptr;
+      for (const Binary &entry : Binaries)
+        if (name == entry.mnemonic)
+          binary = &entry;
+      Program program(name);
+      program.operand("x", type, spec(leading));
+      program.showResults = false;
+      if (binary)
+        program.operand("v", other, spec(trailing()));
+      double factor = random.pick({0.5, -3.0, 0.1});
+      if (name == "scale")
+        program.operands += factor == 0.1 ? " by 0.1" : factor == 0.5 ? " by 0.5" : " by -3.0";
+      if (name == "cast") {
+        program.showResults = true;
+        program.separator = " to ";
+      }
+      DType result = name == "cast" ? other : type;
+      program.result(result, spec(leading));
+      SCOPED_TRACE(program.module());
+      auto executable = compile(program.module(), anyVectorBits(random));
+      ASSERT_TRUE(executable);
+      for (int call = 0; call < (isStatic ? 1 : Calls); ++call) {
+        if (call)
+          leading = anyLeading(random, rank);
+        Trial trial(random, program);
+        const Array *x = trial.input(leading, normals(random, name == "cast" ? 100 : 1)), *v = nullptr;
+        if (binary)
+          v = trial.input(trailing(), normals(random));
+        bool ran = trial.run(*executable, {leading});
+        SCOPED_TRACE(trial.describe());
+        ASSERT_TRUE(ran);
+        Array want = name == "cast" ? *x : binary ? binary->apply(*x, *v) : reference::scale(*x, factor);
+        ASSERT_TRUE(isClose(name, trial.outputs[0], want));
+        // One rounding: the nearest number of the type, to the bit. The factor
+        // is rounded to f32 first.
+        if (name != "scale") {
+          Tensor rounded = take(Tensor::empty(result, leading));
+          for (int64_t i = 0; i < want.size(); ++i) {
+            // Sums and products of the arguments are exact in f64, then f32.
+            float once = static_cast<float>(want.data[i]);
+            storeScalar(result, rounded.dataAs<char>() + i * dtypeSize(result), static_cast<double>(once));
+          }
+          EXPECT_EQ(toArray(rounded).data, toArray(trial.outputs[0]).data);
+        }
+      }
+    }
+  });
+}
+
+// Chains that the compiler fuses into one loop.
+TEST(Property, ElementwiseChain) {
+  forDraws(6, [](Random &random) {
+    int64_t D = random.pick<int64_t>({1, 3, 8, 17, 64});
+    int64_t count = random.integer(2, 8);
+    std::string body, value = "%x";
+    const std::string type = "tensor<?x?x" + std::to_string(D) + "xf32>";
+    const std::string row = "tensor<" + std::to_string(D) + "xf32>";
+    std::vector<int64_t> ops;
+    for (int64_t i = 0; i < count; ++i) {
+      int64_t op = random.integer(0, 8);
+      ops.push_back(op);
+      std::string next = "%v" + std::to_string(i);
+      // No exponential: a chain of them overflows.
+      if (op == 1)
+        ops.back() = op = 0;
+      if (op < 6)
+        body += "  " + next + " = ssm." + Unaries[op].mnemonic + " " + value + " : " + type + "\n";
+      else
+        body += "  " + next + " = ssm." + Binaries[op - 6].mnemonic + " " + value + ", " +
+                (i % 2 ? "%w : " + type + ", " + row : "%x : " + type + ", " + type) + "\n";
+      value = next;
+    }
+    std::string source = "func.func @main(%x: " + type + ", %w: " + row + ") -> (" + type + ") {\n" +
+                         body + "  return " + value + " : " + type + "\n}\n";
+    SCOPED_TRACE(source);
+    auto executable = compile(source, anyVectorBits(random));
+    ASSERT_TRUE(executable);
+    Program signature("chain");
+    signature.operand("x", DType::F32, {Free, Free, D});
+    signature.operand("w", DType::F32, {D});
+    signature.result(DType::F32, {Free, Free, D});
+    for (int call = 0; call < Calls; ++call) {
+      Shape shape = join(anyLeading(random, 2), D);
+      Trial trial(random, signature);
+      const Array *x = trial.input(shape, normals(random));
+      const Array *w = trial.input({D}, normals(random));
+      bool ran = trial.run(*executable, {shape});
+      SCOPED_TRACE(trial.describe());
+      ASSERT_TRUE(ran);
+      Array want = *x;
+      for (int64_t i = 0; i < count; ++i)
+        want = ops[i] < 6 ? Unaries[ops[i]].apply(want) : Binaries[ops[i] - 6].apply(want, i % 2 ? *w : *x);
+      // Errors of the parts add up, and differences magnify them.
+      ASSERT_TRUE(isClose("chain", trial.outputs[0], want, 2e-5));
+    }
+  });
+}
+
+//===----------------------------------------------------------------------===//
+// Quantization
+//===----------------------------------------------------------------------===//
+
+TEST(Property, QuantizeAndDequantize) {
+  forDraws(8, [](Random &random) {
+    using reference::Granularity;
+    int64_t D = random.pick<int64_t>({1, 2, 3, 7, 8, 9, 16, 17, 64, 65});
+    int64_t rank = random.integer(0, 3);
+    bool isStatic = random.chance(0.25);
+    Shape leading = anyLeading(random, rank), spec = isStatic ? leading : Shape(rank, Free);
+    auto granularity = random.pick({Granularity::Tensor, Granularity::Token, Granularity::Channel});
+    std::string word = granularity == Granularity::Tensor ? " tensor" : granularity == Granularity::Token ? " token" : " channel";
+    auto scaleShape = [&](const Shape &base) {
+      return granularity == Granularity::Tensor ? Shape{} : granularity == Granularity::Token ? base : Shape{D};
+    };
+    DType q = random.pick({DType::I8, DType::F8E4M3FN});
+    auto kind = q == DType::I8 ? reference::QuantizedType::I8 : reference::QuantizedType::F8E4M3FN;
+    DType x = anyFloat(random), y = anyFloat(random);
+    Program quantize("quantize");
+    quantize.operand("x", x, join(spec, D));
+    quantize.operands += word;
+    quantize.result(q, join(spec, D));
+    quantize.result(DType::F32, scaleShape(spec));
+    Program dequantize("dequantize");
+    dequantize.operand("q", q, join(spec, D));
+    dequantize.operand("scale", DType::F32, scaleShape(spec));
+    dequantize.operands += word;
+    dequantize.result(y, join(spec, D));
+    auto narrow = compile(quantize.module(), anyVectorBits(random));
+    auto widen = compile(dequantize.module(), anyVectorBits(random));
+    ASSERT_TRUE(narrow && widen);
+    for (int call = 0; call < (isStatic ? 1 : Calls); ++call) {
+      if (call)
+        leading = anyLeading(random, rank);
+      Shape shape = join(leading, D);
+      {
+        SCOPED_TRACE(quantize.module());
+        Trial trial(random, quantize);
+        double odds = random.chance(0.3) ? 0.05 : 0, zeros = random.pick({0.0, 0.0, 0.3, 1.0});
+        const Array *input = trial.input(shape, [&]() -> double {
+          return random.chance(odds) ? NaN : random.chance(zeros) ? 0.0 : random.normal();
+        });
+        bool ran = trial.run(*narrow, {shape, scaleShape(leading)});
+        SCOPED_TRACE(trial.describe());
+        ASSERT_TRUE(ran);
+        reference::Quantized want = reference::quantize(*input, kind, granularity);
+        ASSERT_TRUE(isClose("quantize scale", trial.outputs[1], want.scale));
+        Array got = toArray(trial.outputs[0]);
+        for (int64_t i = 0; i < got.size(); ++i) {
+          double exact = input->data[i] / want.scale.data[reference::scaleIndex(shape, i, granularity)];
+          if (std::isnan(want.q.data[i])) {
+            ASSERT_TRUE(std::isnan(got.data[i])) << "element " << i;
+            continue;
+          }
+          if (std::isnan(exact)) {
+            ASSERT_EQ(got.data[i], 0) << "element " << i;
+            continue;
+          }
+          // The quotient in f32 may fall to the other side of a tie.
+          ASSERT_LE(std::abs(got.data[i] - exact),
+                    std::abs(want.q.data[i] - exact) + 1e-6 * std::abs(exact))
+              << "element " << i << ": expected " << want.q.data[i] << ", got " << got.data[i];
+        }
+      }
+      {
+        SCOPED_TRACE(dequantize.module());
+        Trial trial(random, dequantize);
+        const Array *numbers = trial.input(shape, normals(random, 40));
+        const Array *scale = trial.input(scaleShape(leading), [&] { return random.uniform(0.01, 0.1); });
+        bool ran = trial.run(*widen, {shape});
+        SCOPED_TRACE(trial.describe());
+        ASSERT_TRUE(ran);
+        ASSERT_TRUE(isClose("dequantize", trial.outputs[0],
+                            reference::dequantize(*numbers, *scale, granularity)));
+      }
+    }
+  });
+}
+} // namespace
