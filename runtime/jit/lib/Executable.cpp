@@ -34,7 +34,7 @@
 using namespace corey;
 using mlir::ModuleOp;
 
-const char *corey::getVersion() { return COREY_VERSION " (" COREY_COMMIT ")"; }
+
 
 //===----------------------------------------------------------------------===//
 // Context

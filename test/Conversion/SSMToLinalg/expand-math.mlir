@@ -58,7 +58,7 @@ func.func @bf16(%x: bf16, %y: f32) -> (f32, bf16) {
 
 // Codes 0x7F and 0xFF are NaN; 464 is the largest magnitude that rounds to 448.
 // CHECK-LABEL: func.func @f8(
-// CHECK-DAG: arith.constant dense<1.32922800e+36> : vector<8xf32>
+// CHECK-DAG: arith.constant dense<1.329228E+36> : vector<8xf32>
 // CHECK-DAG: arith.constant 4.640000e+02 : f32
 // CHECK-DAG: arith.constant 127 : i32
 // CHECK-NOT: arith.extf

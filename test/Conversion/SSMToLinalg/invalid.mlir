@@ -11,7 +11,7 @@
 
 // W128: error: expected vector-bits to be 0, 256 or 512, got 128
 // NEGATIVE: error: expected vector-bits to be 0, 256 or 512, got -1
-// WIDE: 'wide' value invalid for integer argument!
+// WIDE: 'wide' value invalid for long argument!
 // W1024: error: expected vector-bits to be 0, 256 or 512, got 1024
 
 //--- empty.mlir

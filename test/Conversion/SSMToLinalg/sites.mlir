@@ -2,6 +2,7 @@
 // library, and what becomes of weights.
 
 // RUN: corey-opt %s --convert-ssm-to-linalg=vector-bits=256 | FileCheck %s
+// RUN: corey-opt %s --convert-ssm-to-linalg=vector-bits=256 | FileCheck %s --check-prefix=ONCE
 // RUN: %if llvm-statistics %{ corey-opt %s --convert-ssm-to-linalg --mlir-pass-statistics 2>&1 >/dev/null | FileCheck %s --check-prefix=STATISTICS %}
 
 // STATISTICS: ConvertSSMToLinalg
@@ -10,9 +11,11 @@
 // One constant per site, ended by a zero byte.
 // CHECK-DAG: llvm.mlir.global internal constant @corey_site_layer0.scan("layer0.scan\00")
 // CHECK-DAG: llvm.mlir.global internal constant @corey_site_layer0.u("layer0.u\00")
-// CHECK-NOT: llvm.mlir.global
 // CHECK-DAG: func.func private @corey_rt_chunk(i64, i64, i64) -> i64
 // CHECK-DAG: func.func private @corey_rt_observe(i64, i64, i64, i64)
+
+// ONCE-COUNT-2: llvm.mlir.global
+// ONCE-NOT: llvm.mlir.global
 
 // CHECK-LABEL: func.func @chunk(
 // CHECK-SAME: %[[B:.+]]: index, %[[L:.+]]: index)

@@ -1,0 +1,9 @@
+//===- Version.cpp - Version of the library -*- C++ -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "corey/Executable.h"
+
+const char *corey::getVersion() { return COREY_VERSION " (" COREY_COMMIT ")"; }
