@@ -18,6 +18,7 @@
 #include "llvm/MC/TargetRegistry.h"
 #include "llvm/Passes/PassBuilder.h"
 #include "llvm/Support/FileSystem.h"
+#include "llvm/Support/Path.h"
 #include "llvm/Support/Program.h"
 #include "llvm/Support/SmallVectorMemoryBuffer.h"
 #include "llvm/Support/TargetSelect.h"
@@ -300,8 +301,15 @@ llvm::Error corey::linkSharedLibrary(llvm::StringRef object,
   std::vector<llvm::StringRef> arguments = {*driver, "-shared", "-o", path, object};
   if (!runtimeArchive.empty())
     arguments.push_back(runtimeArchive);
-  for (llvm::StringRef flag : {"-Wl,--gc-sections", "-Wl,--exclude-libs,ALL", "-lm"})
+  // Loops run on LLVM's OpenMP library, which the program finds where this
+  // build found it or on its library path.
+  std::string rpath = "-Wl,-rpath," + llvm::sys::path::parent_path(COREY_LIBOMP).str();
+  for (llvm::StringRef flag : {"-Wl,--gc-sections", "-Wl,--exclude-libs,ALL", "-Wl,--as-needed"})
     arguments.push_back(flag);
+  arguments.push_back(COREY_LIBOMP);
+  arguments.push_back(rpath);
+  arguments.push_back("-lstdc++");
+  arguments.push_back("-lm");
   std::string message;
   if (llvm::sys::ExecuteAndWait(*driver, arguments, std::nullopt, {}, 0, 0, &message))
     return makeError("linking " + path + " failed" +

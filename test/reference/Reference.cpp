@@ -43,7 +43,8 @@ double Array::at(std::initializer_list<int64_t> indices) const {
   return data[offsetOf(shape, indices)];
 }
 
-static double &magnitudeAt(Array &array, std::initializer_list<int64_t> indices) {
+static double &magnitudeAt(Array &array,
+                           std::initializer_list<int64_t> indices) {
   return array.magnitude[offsetOf(array.shape, indices)];
 }
 
@@ -81,7 +82,8 @@ static std::vector<Sequence> sequencesOf(const Array &input, Starts starts) {
     return list;
   }
   for (size_t s = 0; s < starts->size(); ++s)
-    list.push_back({0, (*starts)[s], s + 1 < starts->size() ? (*starts)[s + 1] : length});
+    list.push_back(
+        {0, (*starts)[s], s + 1 < starts->size() ? (*starts)[s + 1] : length});
   return list;
 }
 
@@ -92,7 +94,8 @@ static std::vector<Sequence> sequencesOf(const Array &input, Starts starts) {
 ScanResult corey::reference::selectiveScan(const SelectiveScan &op) {
   std::vector<Sequence> sequences = sequencesOf(*op.u, op.seqStarts);
   int64_t rows = sequences.size();
-  int64_t channels = op.A->shape[0], states = op.A->shape[1], groups = op.B->shape[2];
+  int64_t channels = op.A->shape[0], states = op.A->shape[1],
+          groups = op.B->shape[2];
   ScanResult result{Array(op.u->shape), Array({rows, channels, states})};
   result.y.magnitude = result.y.data;
   result.state.magnitude = result.state.data;
@@ -188,7 +191,8 @@ ScanResult corey::reference::ssd(const SSD &op) {
             magnitude += std::abs(c) * size;
           }
           if (op.D) {
-            double skip = op.D->shape.size() == 2 ? op.D->at({h, p}) : op.D->at({h});
+            double skip =
+                op.D->shape.size() == 2 ? op.D->at({h, p}) : op.D->at({h});
             y += skip * x;
             magnitude += std::abs(skip * x);
           }
@@ -224,7 +228,8 @@ ScanResult corey::reference::causalConv(const CausalConv &op) {
       auto inputAt = [&, b = b, begin = begin](int64_t t) {
         if (t >= 0)
           return op.x->at({b, begin + t, d});
-        return op.initialState ? op.initialState->at({r, width - 1 + t, d}) : 0.0;
+        return op.initialState ? op.initialState->at({r, width - 1 + t, d})
+                               : 0.0;
       };
       int64_t length = end - begin;
       for (int64_t t = 0; t < length; ++t) {
@@ -263,8 +268,9 @@ static int64_t rowsOf(const Array &array) {
   return product({array.shape.begin(), array.shape.end() - 1});
 }
 
-Array corey::reference::projection(const Array &x, const Array &weight, const Array *bias,
-                                   const Array *residual, const Array *weightScale) {
+Array corey::reference::projection(const Array &x, const Array &weight,
+                                   const Array *bias, const Array *residual,
+                                   const Array *weightScale) {
   int64_t outputs = weight.shape[0], inputs = weight.shape[1];
   Array y(withLast(x, outputs));
   y.magnitude = y.data;
@@ -300,7 +306,8 @@ RMSNormResult corey::reference::rmsNorm(const RMSNorm &op) {
     std::vector<double> r(group);
     double squares = 0;
     for (int64_t i = 0; i < group; ++i) {
-      r[i] = x.data[first + i] + (op.residual ? op.residual->data[first + i] : 0.0);
+      r[i] = x.data[first + i] +
+             (op.residual ? op.residual->data[first + i] : 0.0);
       result.residualOut.data[first + i] = r[i];
       if (op.z && !op.normBeforeGate)
         r[i] *= silu(op.z->data[first + i]);
@@ -359,7 +366,8 @@ Array corey::reference::embedding(const Array &ids, const Array &table) {
   Array y(shape);
   for (int64_t i = 0; i < ids.size(); ++i)
     for (int64_t d = 0; d < size; ++d)
-      y.data[i * size + d] = table.data[static_cast<int64_t>(ids.data[i]) * size + d];
+      y.data[i * size + d] =
+          table.data[static_cast<int64_t>(ids.data[i]) * size + d];
   return y;
 }
 
@@ -367,7 +375,8 @@ Array corey::reference::embedding(const Array &ids, const Array &table) {
 // Elementwise
 //===----------------------------------------------------------------------===//
 
-template <typename Function> static Array map(const Array &x, Function function) {
+template <typename Function>
+static Array map(const Array &x, Function function) {
   Array y(x.shape);
   for (int64_t i = 0; i < x.size(); ++i)
     y.data[i] = function(x.data[i]);
@@ -434,12 +443,14 @@ double corey::reference::roundTo(QuantizedType type, double x) {
     return x;
   // Three bits behind the leading one; the smallest exponent is -6.
   int exponent = std::max(std::ilogb(x), -6) - 3;
-  double rounded = std::ldexp(std::nearbyint(std::ldexp(x, -exponent)), exponent);
-  return std::abs(rounded) > 448 ? std::numeric_limits<double>::quiet_NaN() : rounded;
+  double rounded =
+      std::ldexp(std::nearbyint(std::ldexp(x, -exponent)), exponent);
+  return std::abs(rounded) > 448 ? std::numeric_limits<double>::quiet_NaN()
+                                 : rounded;
 }
 
-int64_t corey::reference::scaleIndex(const std::vector<int64_t> &shape, int64_t i,
-                                     Granularity granularity) {
+int64_t corey::reference::scaleIndex(const std::vector<int64_t> &shape,
+                                     int64_t i, Granularity granularity) {
   switch (granularity) {
   case Granularity::Tensor:
     return 0;
@@ -468,7 +479,8 @@ Quantized corey::reference::quantize(const Array &x, QuantizedType type,
   for (double &scale : result.scale.data)
     scale = scale == 0 ? 1.0 : scale / limit;
   for (int64_t i = 0; i < x.size(); ++i) {
-    double v = x.data[i] / result.scale.data[scaleIndex(x.shape, i, granularity)];
+    double v =
+        x.data[i] / result.scale.data[scaleIndex(x.shape, i, granularity)];
     if (!std::isnan(v))
       v = std::min(std::max(v, -limit), limit);
     result.q.data[i] = roundTo(type, v);

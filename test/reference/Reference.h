@@ -53,8 +53,10 @@ struct ScanResult {
 };
 
 struct SelectiveScan {
-  const Array *u = nullptr, *delta = nullptr, *A = nullptr, *B = nullptr, *C = nullptr;
-  const Array *D = nullptr, *z = nullptr, *deltaBias = nullptr, *initialState = nullptr;
+  const Array *u = nullptr, *delta = nullptr, *A = nullptr, *B = nullptr,
+              *C = nullptr;
+  const Array *D = nullptr, *z = nullptr, *deltaBias = nullptr,
+              *initialState = nullptr;
   Starts seqStarts = nullptr;
   bool deltaSoftplus = false;
 };
@@ -62,8 +64,10 @@ ScanResult selectiveScan(const SelectiveScan &op);
 
 /// Takes either `dt` and `A` or `decay`.
 struct SSD {
-  const Array *x = nullptr, *dt = nullptr, *A = nullptr, *decay = nullptr, *B = nullptr, *C = nullptr;
-  const Array *D = nullptr, *z = nullptr, *dtBias = nullptr, *initialStates = nullptr;
+  const Array *x = nullptr, *dt = nullptr, *A = nullptr, *decay = nullptr,
+              *B = nullptr, *C = nullptr;
+  const Array *D = nullptr, *z = nullptr, *dtBias = nullptr,
+              *initialStates = nullptr;
   Starts seqStarts = nullptr;
   bool dtSoftplus = false, hasLimit = false;
   double limitLow = 0, limitHigh = 0;
@@ -71,17 +75,20 @@ struct SSD {
 ScanResult ssd(const SSD &op);
 
 struct CausalConv {
-  const Array *x = nullptr, *weight = nullptr, *bias = nullptr, *initialState = nullptr;
+  const Array *x = nullptr, *weight = nullptr, *bias = nullptr,
+              *initialState = nullptr;
   Starts seqStarts = nullptr;
   bool silu = false;
 };
 ScanResult causalConv(const CausalConv &op);
 
-Array projection(const Array &x, const Array &weight, const Array *bias = nullptr,
-                 const Array *residual = nullptr, const Array *weightScale = nullptr);
+Array projection(const Array &x, const Array &weight,
+                 const Array *bias = nullptr, const Array *residual = nullptr,
+                 const Array *weightScale = nullptr);
 
 struct RMSNorm {
-  const Array *x = nullptr, *weight = nullptr, *residual = nullptr, *z = nullptr;
+  const Array *x = nullptr, *weight = nullptr, *residual = nullptr,
+              *z = nullptr;
   double eps = 1e-5;
   /// 0: the whole axis.
   int64_t groupSize = 0;
@@ -128,7 +135,8 @@ struct Quantized {
 Quantized quantize(const Array &x, QuantizedType type, Granularity granularity);
 Array dequantize(const Array &q, const Array &scale, Granularity granularity);
 /// The position in the scales of element `i` of a tensor of shape `shape`.
-int64_t scaleIndex(const std::vector<int64_t> &shape, int64_t i, Granularity granularity);
+int64_t scaleIndex(const std::vector<int64_t> &shape, int64_t i,
+                   Granularity granularity);
 
 } // namespace corey::reference
 
