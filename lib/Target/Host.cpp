@@ -101,11 +101,18 @@ corey::translateToLLVMIR(mlir::ModuleOp module, llvm::LLVMContext &context,
     if (!function.isDeclaration() && function.getName().starts_with(prefix))
       functions.push_back(&function);
   }
+  // Only the functions with descriptors are visible: a program may well call
+  // its function @main, which must not meet that of the process.
+  for (llvm::Function &function : *result)
+    if (!function.isDeclaration())
+      function.setLinkage(llvm::GlobalValue::InternalLinkage);
   for (llvm::Function *function : functions) {
+    llvm::StringRef name = function->getName().drop_front(prefix.size());
+    function->setLinkage(llvm::GlobalValue::ExternalLinkage);
     auto *invoke = llvm::Function::Create(
         llvm::FunctionType::get(builder.getVoidTy(), {pointer}, false),
         llvm::Function::ExternalLinkage,
-        getInvokeSymbol(function->getName().drop_front(prefix.size())), *result);
+        getInvokeSymbol(name), *result);
     builder.SetInsertPoint(llvm::BasicBlock::Create(context, "entry", invoke));
     std::vector<llvm::Value *> arguments;
     for (unsigned i = 0; i < function->arg_size(); ++i)
@@ -113,6 +120,7 @@ corey::translateToLLVMIR(mlir::ModuleOp module, llvm::LLVMContext &context,
           pointer, builder.CreateConstGEP1_64(pointer, invoke->getArg(0), i)));
     builder.CreateCall(function, arguments);
     builder.CreateRetVoid();
+    function->setName("corey_" + name.str());
   }
   return result;
 }
@@ -204,6 +212,7 @@ static std::vector<llvm::SmallString<0>> splitModule(llvm::Module &module, unsig
   for (llvm::GlobalValue &value : module.global_values())
     if (value.hasLocalLinkage()) {
       value.setLinkage(llvm::GlobalValue::ExternalLinkage);
+      value.setVisibility(llvm::GlobalValue::HiddenVisibility);
       if (!value.hasName())
         value.setName("corey.local");
     }
@@ -393,10 +402,8 @@ std::string corey::emitCHeader(mlir::ModuleOp module, llvm::StringRef guard) {
         name = attr.str();
       add(function.getResultTypes()[i], name, false);
     }
-    protos << "/\nvoid _mlir_ciface_" << function.getSymName() << "("
-           << llvm::join(parameters, ",\n    ") << ");\n"
-           << "#define corey_" << identifier(function.getSymName())
-           << " _mlir_ciface_" << function.getSymName() << "\n";
+    protos << "/\nvoid corey_" << function.getSymName() << "("
+           << llvm::join(parameters, ",\n    ") << ");\n";
   }
   os << prototypes << "\n#ifdef __cplusplus\n}\n#endif\n\n#endif /* " << macro << " */\n";
   return text;

@@ -572,7 +572,7 @@ Generator anyRates(Random &random, int64_t length, double &slack) {
   slack = std::sqrt(std::max(1.0, static_cast<double>(length) / 100));
   if (kind < 0.9)
     return [&random] { return -std::exp(random.uniform(-12, -3)); };
-  return [&random] { return random.uniform(-0.5, 0.02); };
+  return [&random] { return random.uniform(-0.1, 0.005); };
 }
 
 Generator normals(Random &random, double scale = 1, double shift = 0) {
@@ -1674,14 +1674,14 @@ TEST(NonFinite, ScanStaysInItsChannel) {
 TEST(NonFinite, ScanRates) {
   Random random(firstSeed());
   int64_t L = 6, D = 9, N = 4;
-  auto executable = compile(scanSource(D, N));
+  auto executable = compile(scanSource(D, N, "delta_softplus"));
   ASSERT_TRUE(executable);
   for (float bad : {quietNaN(), fullNaN(), -fullNaN()}) {
     ScanInputs inputs(random, 1, L, D, N);
     inputs.at(2, 3 * N + 2) = bad;
     inputs.at(5, 3 * N + 2) = 0;
     std::vector<Tensor> outputs = runMain(*executable, inputs.tensors);
-    reference::ScanResult want = inputs.reference(false);
+    reference::ScanResult want = inputs.reference(true);
     EXPECT_TRUE(isClose("selective_scan y", outputs[0], want.y));
     EXPECT_TRUE(isClose("selective_scan last_state", outputs[1], want.state));
   }
@@ -1704,7 +1704,6 @@ TEST(NonFinite, SSDStaysInItsChannel) {
             for (int64_t p : {0, 17}) {
               if (t >= length)
                 continue;
-              // An infinite logarithm of a decay is infinite growth.
               int64_t h = 1;
               SCOPED_TRACE(std::string(form) + " tensor " +
                            std::to_string(tensor) + " token " +
@@ -1901,7 +1900,9 @@ TEST(Extremes, DecaysOfScans) {
       EXPECT_EQ(got, Inf) << "exp(" << rate << ")";
     else
       // The exponent is rounded to f32 before it is exponentiated.
-      EXPECT_NEAR(got, want, (2e-7 + 1.2e-7 * std::abs(rate)) * want + 2e-38)
+      EXPECT_NEAR(got, want,
+                  (2e-7 + 1.2e-7 * std::abs(std::max(rate, -1e3))) * want +
+                      2e-38)
           << "exp(" << rate << ")";
   }
 }

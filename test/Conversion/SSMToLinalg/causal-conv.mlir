@@ -12,11 +12,15 @@
 // CHECK: scf.parallel
 // CHECK: %[[TAPS:.+]] = memref.alloca() {alignment = 64 : i64} : memref<4x8xf32>
 // CHECK: arith.extf %{{.+}} : bf16 to f32
-// CHECK-COUNT-4: vector.load %[[TAPS]]
+// CHECK: %[[W0:.+]] = vector.load %[[TAPS]]
+// CHECK-COUNT-2: vector.load %[[TAPS]]
+// CHECK: %[[W3:.+]] = vector.load %[[TAPS]]
 // CHECK-COUNT-3: vector.load %[[SB]]
-// CHECK: %[[WINDOW:.+]]:3 = scf.for %[[T:.+]] = %{{.+}} to %{{.+}} step %{{.+}} iter_args(%{{.+}} = %{{.+}}, %[[B:.+]] = %{{.+}}, %[[C:.+]] = %{{.+}}) -> (vector<8xf32>, vector<8xf32>, vector<8xf32>) {
+// CHECK: %[[WINDOW:.+]]:3 = scf.for %[[T:.+]] = %{{.+}} to %{{.+}} step %{{.+}} iter_args(%[[A:[a-z0-9]+]] = %{{.+}}, %[[B:[a-z0-9]+]] = %{{.+}}, %[[C:[a-z0-9]+]] = %{{.+}}) -> (vector<8xf32>, vector<8xf32>, vector<8xf32>) {
 // CHECK: %[[NEW:.+]] = vector.load %[[XB]][%{{.+}}, %[[T]], %{{.+}}]
-// CHECK-COUNT-4: math.fma
+// CHECK: math.fma %[[W0]], %[[A]], %{{.+}}
+// CHECK-COUNT-2: math.fma
+// CHECK: math.fma %[[W3]], %[[NEW]], %{{.+}}
 // CHECK: vector.store %{{.+}}, %[[Y]][%{{.+}}, %[[T]], %{{.+}}]
 // The window moves by one.
 // CHECK: scf.yield %[[B]], %[[C]], %[[NEW]]

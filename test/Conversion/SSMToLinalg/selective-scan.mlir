@@ -3,7 +3,7 @@
 // which go from chunk to chunk through scratch memory.
 
 // RUN: corey-opt %s --convert-ssm-to-linalg=vector-bits=256 | FileCheck %s --check-prefixes=CHECK,AVX2
-// RUN: corey-opt %s --convert-ssm-to-linalg=vector-bits=512 | FileCheck %s --check-prefixes=CHECK,AVX512
+// RUN: corey-opt %s --convert-ssm-to-linalg=vector-bits=512 | FileCheck %s --check-prefixes=CHECK,AVX512,RECURRENCE
 
 // CHECK: func.func private @corey_rt_check_sequence_start(i64, i64, i64, i64)
 
@@ -26,15 +26,17 @@
 // CHECK: %[[END:.+]] = arith.minsi %{{.+}}, %{{.+}} : index
 // States enter the chunk in registers ...
 // CHECK-COUNT-4: vector.load %[[STATE]][{{.*}}] : memref<4x[[LANES]]xf32>, vector<[[LANES]]xf32>
-// CHECK: %[[OUT:.+]]:4 = scf.for %[[T:.+]] = %[[FIRST]] to %[[END]] step %{{.+}} iter_args(
-// CHECK: vector.load %[[UB]][%{{.+}}, %[[T]], %{{.+}}]
+// CHECK: %[[OUT:.+]]:4 = scf.for %[[T:.+]] = %[[FIRST]] to %[[END]] step %{{.+}} iter_args(%[[H0:[a-z0-9]+]] =
+// CHECK: %[[UT:.+]] = vector.load %[[UB]][%{{.+}}, %[[T]], %{{.+}}]
 // Narrow inputs are widened.
 // CHECK: vector.load %[[DB]][%{{.+}}, %[[T]], %{{.+}}]
-// CHECK: arith.extf %{{.+}} : vector<[[LANES]]xbf16> to vector<[[LANES]]xf32>
+// CHECK: %[[DT:.+]] = arith.extf %{{.+}} : vector<[[LANES]]xbf16> to vector<[[LANES]]xf32>
+// CHECK: %[[DTU:.+]] = arith.mulf %[[DT]], %[[UT]]
+// CHECK: vector.load %[[RATE]]
 // The decay of every state: the hardware's scale by 2^n, or integer arithmetic.
 // AVX512-COUNT-4: llvm.call_intrinsic "llvm.x86.avx512.mask.scalef.ps.512"
 // AVX2-NOT: llvm.call_intrinsic
-// CHECK: vector.store %{{.+}}, %[[Y]][%{{.+}}, %[[T]], %{{.+}}]
+// CHECK: vector.store %[[YT:.+]], %[[Y]][%{{.+}}, %[[T]], %{{.+}}]
 // CHECK: scf.yield %{{.+}}, %{{.+}}, %{{.+}}, %{{.+}} : vector<[[LANES]]xf32>
 // ... and leave it for the next.
 // CHECK: vector.store %[[OUT]]#0, %[[STATE]]
@@ -50,6 +52,30 @@ func.func @scan(%u: tensor<?x?x16xf32>, %delta: tensor<?x?x16xbf16>, %a: tensor<
       : tensor<?x?x16xf32>, tensor<?x?x16xbf16>, tensor<16x4xf32>, tensor<?x?x1x4xf32>, tensor<?x?x1x4xf32>
       -> tensor<?x?x16xf32>, tensor<?x16x4xf16>
   return %y, %h : tensor<?x?x16xf32>, tensor<?x16x4xf16>
+}
+
+// The recurrence of a state, and the output with its skip: one state is enough.
+// RECURRENCE-LABEL: func.func @one_state(
+// RECURRENCE: %[[SKIP:.+]] = vector.load {{.*}} : memref<16xf32
+// RECURRENCE: scf.for %[[T:[a-z0-9]+]] = {{.*}} iter_args(%[[H:[a-z0-9]+]] =
+// RECURRENCE: %[[DTU:.+]] = arith.mulf %[[DT:.+]], %[[U:.+]] fastmath<contract>
+// RECURRENCE: %[[RATE:.+]] = vector.load {{.*}} : memref<1x16xf32>
+// RECURRENCE: %[[RATED:.+]] = arith.mulf %[[DT]], %[[RATE]]
+// RECURRENCE: %[[DECAY:.+]] = llvm.call_intrinsic
+// RECURRENCE-DAG: %[[B:.+]] = vector.broadcast
+// RECURRENCE-DAG: %[[C:.+]] = vector.broadcast
+// RECURRENCE: %[[IN:.+]] = arith.mulf %[[DTU]], %[[B]]
+// RECURRENCE: %[[NEXT:.+]] = math.fma %[[DECAY]], %[[H]], %[[IN]]
+// RECURRENCE: %[[OUT:.+]] = math.fma %[[C]], %[[NEXT]], %{{.+}}
+// RECURRENCE: %[[SUM:.+]] = arith.addf %[[OUT]], %{{.+}}
+// RECURRENCE: %[[Y:.+]] = math.fma %[[SKIP]], %[[U]], %[[SUM]]
+// RECURRENCE: vector.store %[[Y]]
+// RECURRENCE: scf.yield %[[NEXT]]
+func.func @one_state(%u: tensor<?x?x16xf32>, %a: tensor<16x1xf32>, %b: tensor<?x?x1x1xf32>, %c: tensor<?x?x1x1xf32>,
+    %d: tensor<16xf32>, %k: index) -> tensor<?x?x16xf32> {
+  %y = ssm.selective_scan %u, %u, %a, %b, %c D(%d : tensor<16xf32>) chunk_size(%k)
+      : tensor<?x?x16xf32>, tensor<?x?x16xf32>, tensor<16x1xf32>, tensor<?x?x1x1xf32>, tensor<?x?x1x1xf32> -> tensor<?x?x16xf32>
+  return %y : tensor<?x?x16xf32>
 }
 
 // A constant chunk is a constant; without one the chunk is the length.
