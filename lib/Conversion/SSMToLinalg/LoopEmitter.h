@@ -72,8 +72,12 @@ public:
   //===--- Elementary functions (see VectorMath.cpp) ------------------------===//
   /// 2^x, within 2 ulp where the result is normal; smaller results may be
   /// 2^-126. NaN stays NaN in effect: callers multiply by the argument.
-  Value exp2(Value x);
+  /// With `nonPositive`, x must not be positive.
+  Value exp2(Value x, bool nonPositive = false);
+  /// e^x; rounds, overflows and underflows as it should.
   Value exp(Value x);
+  /// e^x for x <= 0, at least 2^-126; NaN gives anything.
+  Value expNonPositive(Value x);
   /// log(1 + exp(x)).
   Value softplus(Value x);
   /// x / (1 + exp(-x)).

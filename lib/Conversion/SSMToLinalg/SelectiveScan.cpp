@@ -5,10 +5,19 @@
 //===----------------------------------------------------------------------===//
 
 //
-// Channels stand across the lanes of a vector, one independent recurrence per
-// lane; tokens run in a loop. A work item is one block of channels of one
-// sequence. It walks its tokens chunk by chunk and hands its state, f32, from
-// one chunk to the next through scratch memory.
+// A work item is one block of channels, a cache line of them, of one sequence.
+// It walks its tokens chunk by chunk and hands its state, f32, from one chunk to
+// the next through scratch memory. Within a chunk it takes tiles of tokens in
+// three passes:
+//
+//   1. per token: dt, dt u and D u, for all channels of the block;
+//   2. per state: the recurrence over the tile's tokens, channels across the
+//      lanes, h and A in registers, sums of C h added up in scratch;
+//   3. per token: the gate, and the store.
+//
+// The second pass is where the time goes. Its loop over tokens is short enough
+// that every constant of the exponential stays in a register, and successive
+// tokens are independent but for one fused multiply-add.
 //
 //===----------------------------------------------------------------------===//
 
@@ -20,9 +29,10 @@ using namespace corey::ssm;
 
 static constexpr double kLog2E = 1.44269504088896340736;
 
-/// Channels of a work item: a cache line of f32. With AVX2 that is two vectors,
-/// which share the broadcasts of B and C.
+/// Channels of a work item: a cache line of f32.
 static constexpr int64_t kBlock = 16;
+/// Tokens of a tile: its scratch and its rows of B and C fit in L1.
+static constexpr int64_t kTile = 32;
 /// Tokens ahead of which rows are prefetched. Consecutive tokens of a channel
 /// are a row apart, too far for the hardware to guess.
 static constexpr int64_t kPrefetch = 12;
@@ -36,6 +46,13 @@ namespace {
 struct ScanBuffers {
   Value u, delta, A, B, C, D, z, bias, initial, y, last;
   int64_t channels, groups, states;
+};
+
+/// Scratch of a work item: [kTile, lanes] for what tokens have, [states, lanes]
+/// for what states have.
+struct ScanTile {
+  Value dt, dtu, sum, rate, state;
+  int64_t lanes;
 };
 
 struct SelectiveScanLowering : public SSMLowering<SelectiveScanOp> {
@@ -94,17 +111,28 @@ struct SelectiveScanLowering : public SSMLowering<SelectiveScanOp> {
     // A log2(e), and the state, with the channels of the block innermost.
     Value rate = e.scratch({s.states, lanes});
     Value state = e.scratch({s.states, lanes});
-    Value one = e.index(1);
-    e.forLoop(0, lanes, 1, [&](Value lane) {
-      Value channel = e.add(offset, lane);
-      e.forLoop(0, s.states, 1, [&](Value n) {
-        Value a = e.mulf(e.loadScalar(s.A, {channel, n}), e.scalar(kLog2E));
-        e.storeScalar(a, rate, {n, lane});
-        Value h = s.initial ? e.loadScalar(s.initial, {row, channel, n})
-                            : e.scalar(0.0);
-        e.storeScalar(h, state, {n, lane});
-      });
-    });
+    Value zero = e.index(0), one = e.index(1);
+    auto largest = e.forLoop(
+        zero, e.index(lanes), one, e.scalar(0.0),
+        [&](Value lane, ValueRange outer) -> LoopEmitter::Values {
+          Value channel = e.add(offset, lane);
+          return e.forLoop(
+              zero, e.index(s.states), one, outer[0],
+              [&](Value n, ValueRange inner) -> LoopEmitter::Values {
+                Value a = e.mulf(e.loadScalar(s.A, {channel, n}), e.scalar(kLog2E));
+                e.storeScalar(a, rate, {n, lane});
+                Value h = s.initial ? e.loadScalar(s.initial, {row, channel, n})
+                                    : e.scalar(0.0);
+                e.storeScalar(h, state, {n, lane});
+                return {e.maxf(inner[0], a)};
+              });
+        });
+    ScanTile tile{e.scratch({kTile, lanes}), e.scratch({kTile, lanes}),
+                  e.scratch({kTile, lanes}), rate, state, lanes};
+    // dt is not negative after softplus, A hardly ever is positive: exponents
+    // then need no upper bound.
+    Value bounded = arith::CmpFOp::create(e.b, e.loc, arith::CmpFPredicate::OLE,
+                                          largest[0], e.scalar(0.0));
     Value skip = s.D ? e.load(s.D, offset, lanes) : Value();
     Value bias = s.bias ? e.load(s.bias, offset, lanes) : Value();
 
@@ -112,42 +140,43 @@ struct SelectiveScanLowering : public SSMLowering<SelectiveScanOp> {
     Value last = end;
     e.forLoop(begin, end, chunk, [&, batch = batch](Value chunkBegin) {
       Value chunkEnd = e.min(last, e.add(chunkBegin, chunk));
-      // States live in registers across the tokens of a chunk while they fit
-      // beside the temporaries, else they stay in the scratch (L1).
-      bool inRegisters =
-          s.states * llvm::divideCeil(lanes, target.lanes) <= target.registers / 2;
-      LoopEmitter::Values carried;
-      if (inRegisters)
-        for (int64_t n = 0; n < s.states; ++n)
-          carried.push_back(e.load(state, {e.index(n), e.index(0)}, lanes));
-      carried = e.forLoop(
-          chunkBegin, chunkEnd, one, carried,
-          [&](Value t, ValueRange states) -> LoopEmitter::Values {
-            Value ahead = e.min(e.add(t, kPrefetch), e.sub(last, one));
-            for (Value row : {s.u, s.delta, s.z})
-              if (row)
-                e.prefetch(row, {batch, ahead, offset}, /*write=*/false);
-            e.prefetch(s.y, {batch, ahead, offset}, /*write=*/true);
-            Value u = e.load(s.u, {batch, t, offset}, lanes);
-            Value dt = e.load(s.delta, {batch, t, offset}, lanes);
-            if (bias)
-              dt = e.addf(dt, bias);
-            if (op.getDeltaSoftplus())
-              dt = e.softplus(dt);
-            Value dtu = e.mulf(dt, u);
-            LoopEmitter::Values next;
-            Value sum = emitStates(e, s, {batch, t, group}, rate, state, dt, dtu,
-                                   states, next, lanes);
-            if (skip)
-              sum = e.fma(skip, u, sum);
-            if (s.z)
-              sum = e.mulf(sum, e.silu(e.load(s.z, {batch, t, offset}, lanes)));
-            e.store(sum, s.y, {batch, t, offset});
-            return next;
-          });
-      if (inRegisters)
-        for (int64_t n = 0; n < s.states; ++n)
-          e.store(carried[n], state, {e.index(n), e.index(0)});
+      e.forLoop(chunkBegin, chunkEnd, e.index(kTile), [&](Value first) {
+        Value count = e.min(e.index(kTile), e.sub(chunkEnd, first));
+        e.forLoop(zero, count, one, [&](Value i) {
+          Value t = e.add(first, i);
+          Value ahead = e.min(e.add(t, kPrefetch), e.sub(last, one));
+          for (Value memref : {s.u, s.delta, s.z})
+            if (memref)
+              e.prefetch(memref, {batch, ahead, offset}, /*write=*/false);
+          Value u = e.load(s.u, {batch, t, offset}, lanes);
+          Value dt = e.load(s.delta, {batch, t, offset}, lanes);
+          if (bias)
+            dt = e.addf(dt, bias);
+          if (op.getDeltaSoftplus())
+            dt = e.softplus(dt);
+          e.store(dt, tile.dt, {i, zero});
+          e.store(e.mulf(dt, u), tile.dtu, {i, zero});
+          e.store(skip ? e.mulf(skip, u) : e.constant(0.0, lanes), tile.sum, {i, zero});
+        });
+        auto recurrence = [&](bool nonPositive) {
+          e.forLanes(lanes, std::min(lanes, e.target.lanes),
+                     [&](Value lane, int64_t width) {
+                       emitStates(e, s, tile, batch, group, first, count, lane,
+                                  width, nonPositive);
+                     });
+        };
+        if (op.getDeltaSoftplus() && !e.target.hasAVX512())
+          e.ifThen(bounded, [&] { recurrence(true); }, [&] { recurrence(false); });
+        else
+          recurrence(false);
+        e.forLoop(zero, count, one, [&](Value i) {
+          Value t = e.add(first, i);
+          Value sum = e.load(tile.sum, {i, zero}, lanes);
+          if (s.z)
+            sum = e.mulf(sum, e.silu(e.load(s.z, {batch, t, offset}, lanes)));
+          e.store(sum, s.y, {batch, t, offset});
+        });
+      });
     });
     if (!s.last)
       return;
@@ -159,49 +188,46 @@ struct SelectiveScanLowering : public SSMLowering<SelectiveScanOp> {
     });
   }
 
-  /// Updates every state by one token and returns sum_n C[n] h[n].
-  Value emitStates(OpLowering &e, const ScanBuffers &s, ArrayRef<Value> token,
-                   Value rate, Value state, Value dt, Value dtu,
-                   ValueRange states, LoopEmitter::Values &next,
-                   int64_t lanes) const {
-    Value zero = e.index(0);
-    // Two accumulators halve the chain of dependent additions.
-    Value sums[2] = {e.constant(0.0, lanes), e.constant(0.0, lanes)};
-    auto update = [&](Value n, Value h, Value &sum) {
-      Value decay = e.exp2(e.mulf(dt, e.load(rate, {n, zero}, lanes)));
-      Value B = e.splat(e.loadScalar(s.B, {token[0], token[1], token[2], n}), lanes);
-      Value C = e.splat(e.loadScalar(s.C, {token[0], token[1], token[2], n}), lanes);
-      h = e.fma(decay, h, e.mulf(dtu, B));
-      sum = e.fma(C, h, sum);
-      return h;
-    };
-    if (!states.empty()) {
-      for (int64_t n = 0; n < s.states; ++n)
-        next.push_back(update(e.index(n), states[n], sums[n % 2]));
-      return e.addf(sums[0], sums[1]);
-    }
-    auto updateInMemory = [&](Value n, Value &sum) {
-      Value h = update(n, e.load(state, {n, zero}, lanes), sum);
-      e.store(h, state, {n, zero});
-    };
-    // Up to 32 states straight, more in a loop of eight.
-    constexpr int64_t unroll = 8;
-    int64_t looped = s.states > 32 ? s.states / unroll * unroll : 0;
-    if (looped) {
-      LoopEmitter::Values results = e.forLoop(
-          e.index(0), e.index(looped), e.index(unroll), {sums[0], sums[1]},
-          [&](Value base, ValueRange running) -> LoopEmitter::Values {
-            Value local[2] = {running[0], running[1]};
-            for (int64_t i = 0; i < unroll; ++i)
-              updateInMemory(e.add(base, i), local[i % 2]);
-            return {local[0], local[1]};
+  /// Runs the recurrence of every state over a tile for `width` channels from
+  /// `lane`, a few states at a time.
+  void emitStates(OpLowering &e, const ScanBuffers &s, const ScanTile &tile,
+                  Value batch, Value group, Value first, Value count, Value lane,
+                  int64_t width, bool nonPositive) const {
+    // States that share a pass over the sums; with 16 registers one state and
+    // the constants fill them.
+    int64_t together = std::min<int64_t>(e.target.registers >= 32 ? 4 : 1, s.states);
+    auto emitGroup = [&](Value n0, int64_t size) {
+      LoopEmitter::Values rates, h;
+      for (int64_t i = 0; i < size; ++i) {
+        rates.push_back(e.load(tile.rate, {e.add(n0, i), lane}, width));
+        h.push_back(e.load(tile.state, {e.add(n0, i), lane}, width));
+      }
+      h = e.forLoop(
+          e.index(0), count, e.index(1), h,
+          [&](Value i, ValueRange states) -> LoopEmitter::Values {
+            Value t = e.add(first, i);
+            Value dt = e.load(tile.dt, {i, lane}, width);
+            Value dtu = e.load(tile.dtu, {i, lane}, width);
+            Value sum = e.load(tile.sum, {i, lane}, width);
+            LoopEmitter::Values next;
+            for (int64_t j = 0; j < size; ++j) {
+              Value n = e.add(n0, j);
+              Value decay = e.exp2(e.mulf(dt, rates[j]), nonPositive);
+              Value B = e.splat(e.loadScalar(s.B, {batch, t, group, n}), width);
+              Value C = e.splat(e.loadScalar(s.C, {batch, t, group, n}), width);
+              next.push_back(e.fma(decay, states[j], e.mulf(dtu, B)));
+              sum = e.fma(C, next.back(), sum);
+            }
+            e.store(sum, tile.sum, {i, lane});
+            return next;
           });
-      sums[0] = results[0];
-      sums[1] = results[1];
-    }
-    for (int64_t n = looped; n < s.states; ++n)
-      updateInMemory(e.index(n), sums[n % 2]);
-    return e.addf(sums[0], sums[1]);
+      for (int64_t i = 0; i < size; ++i)
+        e.store(h[i], tile.state, {e.add(n0, i), lane});
+    };
+    e.forLoop(0, s.states / together * together, together,
+              [&](Value n0) { emitGroup(n0, together); });
+    if (int64_t rest = s.states % together)
+      emitGroup(e.index(s.states - rest), rest);
   }
 };
 

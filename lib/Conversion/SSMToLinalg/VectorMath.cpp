@@ -62,11 +62,17 @@ static Value scaleByBits(LoopEmitter &e, Value value, Value bits) {
   return arith::BitcastOp::create(e.b, e.loc, value.getType(), sum);
 }
 
+/// x, but not below `low`; NaN is kept.
+static Value clampLow(LoopEmitter &e, Value x, double low) {
+  Value lowest = e.constantLike(x, low);
+  Value below = arith::CmpFOp::create(e.b, e.loc, arith::CmpFPredicate::OLT, x, lowest);
+  return arith::SelectOp::create(e.b, e.loc, below, lowest, x);
+}
+
 /// x limited to [low, high]; NaN is kept.
 static Value clamp(LoopEmitter &e, Value x, double low, double high) {
-  Value lowest = e.constantLike(x, low), highest = e.constantLike(x, high);
-  Value below = arith::CmpFOp::create(e.b, e.loc, arith::CmpFPredicate::OLT, x, lowest);
-  x = arith::SelectOp::create(e.b, e.loc, below, lowest, x);
+  x = clampLow(e, x, low);
+  Value highest = e.constantLike(x, high);
   Value above = arith::CmpFOp::create(e.b, e.loc, arith::CmpFPredicate::OGT, x, highest);
   return arith::SelectOp::create(e.b, e.loc, above, highest, x);
 }
@@ -79,7 +85,7 @@ static constexpr double kExp[] = {1.0,        1.0,        0.49999994,
                                   0.16666521, 0.04166839, 0.00836871,
                                   0.0013814613};
 
-Value LoopEmitter::exp2(Value x) {
+Value LoopEmitter::exp2(Value x, bool nonPositive) {
   auto vector = dyn_cast<VectorType>(x.getType());
   if (target.hasAVX512() && vector && vector.getDimSize(0) == 16) {
     // VSCALEFPS takes care of overflow, underflow and infinities by itself.
@@ -96,7 +102,7 @@ Value LoopEmitter::exp2(Value x) {
   }
   // Below -126 the result would be denormal: it is taken as 2^-126, which no
   // state distinguishes from zero. At 128 the exponent field reads infinity.
-  x = clamp(*this, x, -126.0, 128.0);
+  x = nonPositive ? clampLow(*this, x, -126.0) : clamp(*this, x, -126.0, 128.0);
   Value rounded;
   auto [bits, remainder] = roundToInteger(*this, x, rounded);
   return scaleByBits(*this, horner(*this, remainder, kExp2), bits);
@@ -131,10 +137,21 @@ Value LoopEmitter::exp(Value x) {
   return arith::SelectOp::create(b, loc, isNaN, original, result);
 }
 
+Value LoopEmitter::expNonPositive(Value x) {
+  x = clampLow(*this, x, -87.0);
+  Value scaled = arith::MulFOp::create(b, loc, x, constantLike(x, 1.44269504088896341));
+  Value rounded;
+  auto [bits, unused] = roundToInteger(*this, scaled, rounded);
+  (void)unused;
+  Value r = fma(rounded, constantLike(x, -0.693359375), x);
+  r = fma(rounded, constantLike(x, 2.12194440e-4), r);
+  return scaleByBits(*this, horner(*this, r, kExp), bits);
+}
+
 Value LoopEmitter::softplus(Value x) {
   // max(x, 0) + log1p(e), e = exp(-|x|) in (0, 1]. log1p(e) = 2 atanh(s) with
   // s = e / (2 + e) in (0, 1/3]: s (2 + s^2 P(s^2)), relative error 4.6e-9.
-  Value e = exp(negf(math::AbsFOp::create(b, loc, x)));
+  Value e = expNonPositive(negf(math::AbsFOp::create(b, loc, x)));
   Value s = divf(e, addf(e, constantLike(x, 2.0)));
   Value s2 = mulf(s, s);
   Value p = horner(*this, s2, {0.6666641, 0.400217, 0.27999142, 0.2802446});
