@@ -149,14 +149,17 @@ struct InsertDeallocations
           continue;
         for (Operation *user : value.getUsers()) {
           freed |= isa<memref::DeallocOp>(user);
-          // Memref results of any user may be views of it; what a region
-          // yields may be a result of its parent.
+          // Memref results of any user may be views of it, numbers made from
+          // its address still point to it; what a region yields may be a
+          // result of its parent.
+          bool address = !isa<BaseMemRefType>(value.getType()) ||
+                         isa<memref::ExtractAlignedPointerAsIndexOp>(user);
           for (Value result : user->getResults())
-            if (isa<BaseMemRefType>(result.getType()))
+            if (isa<BaseMemRefType>(result.getType()) || address)
               worklist.push_back(result);
           if (user->hasTrait<OpTrait::IsTerminator>() && user->getParentOp())
             for (Value result : user->getParentOp()->getResults())
-              if (isa<BaseMemRefType>(result.getType()))
+              if (isa<BaseMemRefType>(result.getType()) || address)
                 worklist.push_back(result);
           Operation *ancestor = alloc->getBlock()->findAncestorOpInBlock(*user);
           if (ancestor && last->isBeforeInBlock(ancestor))

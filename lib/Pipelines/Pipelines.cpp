@@ -40,6 +40,9 @@ static void addPhase(OpPassManager &pm, const CPUPipelineOptions &options,
     ConvertSSMToLinalgOptions convert;
     convert.vectorBits = options.vectorBits;
     pm.addPass(createConvertSSMToLinalg(convert));
+    // Sizes of intermediates must fold away, else they are uses that keep
+    // producer and consumer apart.
+    pm.addPass(createCanonicalizerPass());
     pm.addPass(createLinalgElementwiseOpFusionPass());
     pm.addPass(createCanonicalizerPass());
     pm.addPass(createCSEPass());

@@ -35,9 +35,13 @@ struct ElementwiseLowering
     Location loc = op->getLoc();
     auto type = cast<RankedTensorType>(op->getResult(0).getType());
     int64_t rank = type.getRank();
-    Value init = tensor::EmptyOp::create(
-        rewriter, loc, tensor::getMixedSizes(rewriter, loc, op->getOperand(0)),
-        type.getElementType());
+    // A size may be known of the operand or of the result only.
+    SmallVector<OpFoldResult> sizes =
+        tensor::getMixedSizes(rewriter, loc, op->getOperand(0));
+    for (int64_t i = 0; i < rank; ++i)
+      if (!type.isDynamicDim(i))
+        sizes[i] = rewriter.getIndexAttr(type.getDimSize(i));
+    Value init = tensor::EmptyOp::create(rewriter, loc, sizes, type.getElementType());
     AffineMap identity = rewriter.getMultiDimIdentityMap(rank);
     SmallVector<AffineMap> maps;
     for (Value operand : op->getOperands())
@@ -48,7 +52,7 @@ struct ElementwiseLowering
     SmallVector<utils::IteratorType> iterators(rank,
                                                utils::IteratorType::parallel);
     auto generic = linalg::GenericOp::create(
-        rewriter, loc, type, op->getOperands(), init, maps, iterators,
+        rewriter, loc, init.getType(), op->getOperands(), init, maps, iterators,
         [&](OpBuilder &b, Location loc, ValueRange args) {
           SmallVector<Value> widened;
           for (Value arg : args.drop_back())
@@ -57,7 +61,10 @@ struct ElementwiseLowering
           linalg::YieldOp::create(
               b, loc, toElement(b, loc, result, type.getElementType()));
         });
-    rewriter.replaceOp(op, generic);
+    Value result = generic.getResult(0);
+    if (result.getType() != type)
+      result = tensor::CastOp::create(rewriter, loc, type, result);
+    rewriter.replaceOp(op, result);
     return success();
   }
 };

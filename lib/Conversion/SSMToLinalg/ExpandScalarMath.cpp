@@ -6,7 +6,6 @@
 
 #include "corey/Conversion/SSMToLinalg/SSMToLinalg.h"
 #include "LoweringUtils.h"
-#include "mlir/Dialect/Arith/Transforms/Passes.h"
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/Dialect/Math/IR/Math.h"
 #include "mlir/Dialect/Math/Transforms/Passes.h"
@@ -48,6 +47,53 @@ static Type cloneWith(Type like, Type element) {
     return shaped.clone(element);
   return element;
 }
+
+/// bf16 to f32: its bits are the upper half of f32's.
+struct ExpandBF16Ext : public OpRewritePattern<arith::ExtFOp> {
+  using OpRewritePattern::OpRewritePattern;
+  LogicalResult matchAndRewrite(arith::ExtFOp op,
+                                PatternRewriter &b) const override {
+    Type type = op.getType();
+    if (!getElementTypeOrSelf(op.getIn()).isBF16() ||
+        !getElementTypeOrSelf(type).isF32())
+      return failure();
+    Location loc = op.getLoc();
+    Type i32 = cloneWith(type, b.getI32Type());
+    Value bits = arith::BitcastOp::create(b, loc, cloneWith(type, b.getI16Type()), op.getIn());
+    bits = arith::ExtUIOp::create(b, loc, i32, bits);
+    bits = arith::ShLIOp::create(b, loc, bits, integerConstant(b, loc, i32, 16));
+    b.replaceOpWithNewOp<arith::BitcastOp>(op, type, bits);
+    return success();
+  }
+};
+
+/// f32 to bf16, to nearest even. Integers to the last step: the back end turns
+/// what it does with values of type bf16 into library calls.
+struct ExpandBF16Trunc : public OpRewritePattern<arith::TruncFOp> {
+  using OpRewritePattern::OpRewritePattern;
+  LogicalResult matchAndRewrite(arith::TruncFOp op,
+                                PatternRewriter &b) const override {
+    Type from = op.getIn().getType();
+    if (!getElementTypeOrSelf(op.getType()).isBF16() ||
+        !getElementTypeOrSelf(from).isF32())
+      return failure();
+    Location loc = op.getLoc();
+    Type i32 = cloneWith(from, b.getI32Type());
+    auto constant = [&](int64_t v) { return integerConstant(b, loc, i32, v); };
+    Value bits = arith::BitcastOp::create(b, loc, i32, op.getIn());
+    Value upper = arith::ShRUIOp::create(b, loc, bits, constant(16));
+    Value odd = arith::AndIOp::create(b, loc, upper, constant(1));
+    Value rounded = arith::AddIOp::create(
+        b, loc, bits, arith::AddIOp::create(b, loc, odd, constant(0x7FFF)));
+    rounded = arith::ShRUIOp::create(b, loc, rounded, constant(16));
+    Value quiet = arith::OrIOp::create(b, loc, upper, constant(0x40));
+    Value isNaN = arith::CmpFOp::create(b, loc, arith::CmpFPredicate::UNO, op.getIn(), op.getIn());
+    Value result = arith::SelectOp::create(b, loc, isNaN, quiet, rounded);
+    result = arith::TruncIOp::create(b, loc, cloneWith(from, b.getI16Type()), result);
+    b.replaceOpWithNewOp<arith::BitcastOp>(op, op.getType(), result);
+    return success();
+  }
+};
 
 /// f8E4M3FN to f32: sign, 4 bits of exponent (bias 7), 3 of mantissa; no
 /// infinities, all ones is NaN. Shifting the 7 low bits under f32's exponent
@@ -143,8 +189,8 @@ struct ExpandScalarMath
       return signalPassFailure();
     RewritePatternSet patterns(&getContext());
     patterns.add<ExpandExp>(&getContext(), *target);
-    patterns.add<ExpandF8Ext, ExpandF8Trunc>(&getContext());
-    arith::populateExpandBFloat16Patterns(patterns);
+    patterns.add<ExpandBF16Ext, ExpandBF16Trunc, ExpandF8Ext, ExpandF8Trunc>(
+        &getContext());
     populateMathPolynomialApproximationPatterns(
         patterns,
         [](StringRef name) { return name == "math.log1p" || name == "math.erf"; });

@@ -159,11 +159,7 @@ struct SelectiveScanLowering : public SSMLowering<SelectiveScanOp> {
           e.store(skip ? e.mulf(skip, u) : e.constant(0.0, lanes), tile.sum, {i, zero});
         });
         auto recurrence = [&](bool nonPositive) {
-          e.forLanes(lanes, std::min(lanes, e.target.lanes),
-                     [&](Value lane, int64_t width) {
-                       emitStates(e, s, tile, batch, group, first, count, lane,
-                                  width, nonPositive);
-                     });
+          emitStates(e, s, tile, batch, group, first, count, nonPositive);
         };
         if (op.getDeltaSoftplus() && !e.target.hasAVX512())
           e.ifThen(bounded, [&] { recurrence(true); }, [&] { recurrence(false); });
@@ -188,13 +184,14 @@ struct SelectiveScanLowering : public SSMLowering<SelectiveScanOp> {
     });
   }
 
-  /// Runs the recurrence of every state over a tile for `width` channels from
-  /// `lane`, a few states at a time.
+  /// Runs the recurrence of every state over a tile, a few states at a time.
   void emitStates(OpLowering &e, const ScanBuffers &s, const ScanTile &tile,
-                  Value batch, Value group, Value first, Value count, Value lane,
-                  int64_t width, bool nonPositive) const {
-    // States that share a pass over the sums; with 16 registers one state and
-    // the constants fill them.
+                  Value batch, Value group, Value first, Value count,
+                  bool nonPositive) const {
+    Value lane = e.index(0);
+    int64_t width = tile.lanes;
+    // States that share a pass over the sums; with 16 registers one state of
+    // two vectors and the constants fill them.
     int64_t together = std::min<int64_t>(e.target.registers >= 32 ? 4 : 1, s.states);
     auto emitGroup = [&](Value n0, int64_t size) {
       LoopEmitter::Values rates, h;

@@ -1,6 +1,6 @@
 // Lowering of ssm.selective_scan: parallel loops over sequences and blocks of
-// channels, a loop over chunks, in it one over tokens that carries the states,
-// which go from chunk to chunk through scratch memory.
+// channels, a loop over chunks, in it one over tiles of tokens with three passes;
+// the state goes from tile to tile and from chunk to chunk through scratch memory.
 
 // RUN: corey-opt %s --convert-ssm-to-linalg=vector-bits=256 | FileCheck %s --check-prefixes=CHECK,AVX2
 // RUN: corey-opt %s --convert-ssm-to-linalg=vector-bits=512 | FileCheck %s --check-prefixes=CHECK,AVX512,RECURRENCE
@@ -18,29 +18,39 @@
 // A chunk is at least 1.
 // CHECK-DAG: %[[CHUNK:.+]] = arith.maxsi %[[K]], %{{.+}} : index
 // CHECK: scf.parallel
-// The rates and the state of a block, states outermost.
-// CHECK: %[[RATE:.+]] = memref.alloca() {alignment = 64 : i64} : memref<4x[[LANES:[0-9]+]]xf32>
-// CHECK: %[[STATE:.+]] = memref.alloca() {alignment = 64 : i64} : memref<4x[[LANES]]xf32>
+// The rates and the state of a block, states outermost; what tokens of a tile have.
+// CHECK: %[[RATE:.+]] = memref.alloca() {alignment = 64 : i64} : memref<4x16xf32>
+// CHECK: %[[STATE:.+]] = memref.alloca() {alignment = 64 : i64} : memref<4x16xf32>
+// CHECK: %[[DTS:.+]] = memref.alloca() {alignment = 64 : i64} : memref<32x16xf32>
+// CHECK: %[[DTUS:.+]] = memref.alloca() {alignment = 64 : i64} : memref<32x16xf32>
+// CHECK: %[[SUMS:.+]] = memref.alloca() {alignment = 64 : i64} : memref<32x16xf32>
 // CHECK: scf.for %[[FIRST:.+]] = %{{.+}} to %[[LENGTH:.+]] step %[[CHUNK]] {
-// CHECK: %[[SUM:.+]] = arith.addi %[[FIRST]], %[[CHUNK]] : index
-// CHECK: %[[END:.+]] = arith.minsi %{{.+}}, %{{.+}} : index
-// States enter the chunk in registers ...
-// CHECK-COUNT-4: vector.load %[[STATE]][{{.*}}] : memref<4x[[LANES]]xf32>, vector<[[LANES]]xf32>
-// CHECK: %[[OUT:.+]]:4 = scf.for %[[T:.+]] = %[[FIRST]] to %[[END]] step %{{.+}} iter_args(%[[H0:[a-z0-9]+]] =
+// CHECK: %[[NEXT:.+]] = arith.addi %[[FIRST]], %[[CHUNK]] : index
+// CHECK: %[[END:.+]] = arith.minsi %{{.+}}, %[[NEXT]] : index
+// Tiles end with their chunk.
+// CHECK: scf.for %[[TILE:.+]] = %[[FIRST]] to %[[END]] step %{{.+}} {
+// CHECK: %[[LEFT:.+]] = arith.subi %[[END]], %[[TILE]] : index
+// CHECK: %[[COUNT:.+]] = arith.minsi %{{.+}}, %[[LEFT]] : index
+// Pass 1: dt, dt u and D u. Narrow inputs are widened.
+// CHECK: %[[T:.+]] = arith.addi %[[TILE]], %{{.+}} : index
 // CHECK: %[[UT:.+]] = vector.load %[[UB]][%{{.+}}, %[[T]], %{{.+}}]
-// Narrow inputs are widened.
 // CHECK: vector.load %[[DB]][%{{.+}}, %[[T]], %{{.+}}]
-// CHECK: %[[DT:.+]] = arith.extf %{{.+}} : vector<[[LANES]]xbf16> to vector<[[LANES]]xf32>
+// CHECK: %[[DT:.+]] = arith.extf %{{.+}} : vector<16xbf16> to vector<16xf32>
+// CHECK: vector.store %[[DT]], %[[DTS]]
 // CHECK: %[[DTU:.+]] = arith.mulf %[[DT]], %[[UT]]
-// CHECK: vector.load %[[RATE]]
-// The decay of every state: the hardware's scale by 2^n, or integer arithmetic.
+// CHECK: vector.store %[[DTU]], %[[DTUS]]
+// CHECK: vector.store %{{.+}}, %[[SUMS]]
+// Pass 2: the recurrence, with the hardware's scale by 2^n or integer arithmetic.
+// CHECK: %[[H0:.+]] = vector.load %[[STATE]]
+// CHECK: scf.for %{{.+}} = %{{.+}} to %[[COUNT]] step %{{.+}} iter_args(
 // AVX512-COUNT-4: llvm.call_intrinsic "llvm.x86.avx512.mask.scalef.ps.512"
 // AVX2-NOT: llvm.call_intrinsic
-// CHECK: vector.store %[[YT:.+]], %[[Y]][%{{.+}}, %[[T]], %{{.+}}]
-// CHECK: scf.yield %{{.+}}, %{{.+}}, %{{.+}}, %{{.+}} : vector<[[LANES]]xf32>
-// ... and leave it for the next.
-// CHECK: vector.store %[[OUT]]#0, %[[STATE]]
-// CHECK: vector.store %[[OUT]]#3, %[[STATE]]
+// CHECK: vector.store %{{.+}}, %[[SUMS]]
+// CHECK: scf.yield %{{.+}} : vector<16xf32>
+// CHECK: vector.store %{{.+}}, %[[STATE]]
+// Pass 3: the outputs.
+// CHECK: vector.load %[[SUMS]]
+// CHECK: vector.store %{{.+}}, %[[Y]][
 // The last state is rounded to the type of the result.
 // CHECK: arith.truncf %{{.+}} : f32 to f16
 // CHECK: memref.store %{{.+}}, %[[H]]
@@ -56,20 +66,29 @@ func.func @scan(%u: tensor<?x?x16xf32>, %delta: tensor<?x?x16xbf16>, %a: tensor<
 
 // The recurrence of a state, and the output with its skip: one state is enough.
 // RECURRENCE-LABEL: func.func @one_state(
+// RECURRENCE: %[[RATES:.+]] = memref.alloca() {alignment = 64 : i64} : memref<1x16xf32>
+// RECURRENCE: %[[STATES:.+]] = memref.alloca() {alignment = 64 : i64} : memref<1x16xf32>
+// RECURRENCE: %[[DTS:.+]] = memref.alloca() {alignment = 64 : i64} : memref<32x16xf32>
+// RECURRENCE: %[[DTUS:.+]] = memref.alloca() {alignment = 64 : i64} : memref<32x16xf32>
+// RECURRENCE: %[[SUMS:.+]] = memref.alloca() {alignment = 64 : i64} : memref<32x16xf32>
 // RECURRENCE: %[[SKIP:.+]] = vector.load {{.*}} : memref<16xf32
-// RECURRENCE: scf.for %[[T:[a-z0-9]+]] = {{.*}} iter_args(%[[H:[a-z0-9]+]] =
 // RECURRENCE: %[[DTU:.+]] = arith.mulf %[[DT:.+]], %[[U:.+]] fastmath<contract>
-// RECURRENCE: %[[RATE:.+]] = vector.load {{.*}} : memref<1x16xf32>
-// RECURRENCE: %[[RATED:.+]] = arith.mulf %[[DT]], %[[RATE]]
+// RECURRENCE: vector.store %[[DTU]], %[[DTUS]]
+// RECURRENCE: %[[DU:.+]] = arith.mulf %[[SKIP]], %[[U]]
+// RECURRENCE: vector.store %[[DU]], %[[SUMS]]
+// RECURRENCE: %[[RATE:.+]] = vector.load %[[RATES]]
+// RECURRENCE: scf.for %{{.+}} = {{.*}} iter_args(%[[H:[a-z0-9]+]] =
+// RECURRENCE: %[[DT2:.+]] = vector.load %[[DTS]]
+// RECURRENCE: %[[DTU2:.+]] = vector.load %[[DTUS]]
+// RECURRENCE: %[[SUM:.+]] = vector.load %[[SUMS]]
+// RECURRENCE: %[[RATED:.+]] = arith.mulf %[[DT2]], %[[RATE]]
 // RECURRENCE: %[[DECAY:.+]] = llvm.call_intrinsic
 // RECURRENCE-DAG: %[[B:.+]] = vector.broadcast
 // RECURRENCE-DAG: %[[C:.+]] = vector.broadcast
-// RECURRENCE: %[[IN:.+]] = arith.mulf %[[DTU]], %[[B]]
+// RECURRENCE: %[[IN:.+]] = arith.mulf %[[DTU2]], %[[B]]
 // RECURRENCE: %[[NEXT:.+]] = math.fma %[[DECAY]], %[[H]], %[[IN]]
-// RECURRENCE: %[[OUT:.+]] = math.fma %[[C]], %[[NEXT]], %{{.+}}
-// RECURRENCE: %[[SUM:.+]] = arith.addf %[[OUT]], %{{.+}}
-// RECURRENCE: %[[Y:.+]] = math.fma %[[SKIP]], %[[U]], %[[SUM]]
-// RECURRENCE: vector.store %[[Y]]
+// RECURRENCE: %[[OUT:.+]] = math.fma %[[C]], %[[NEXT]], %[[SUM]]
+// RECURRENCE: vector.store %[[OUT]], %[[SUMS]]
 // RECURRENCE: scf.yield %[[NEXT]]
 func.func @one_state(%u: tensor<?x?x16xf32>, %a: tensor<16x1xf32>, %b: tensor<?x?x1x1xf32>, %c: tensor<?x?x1x1xf32>,
     %d: tensor<16xf32>, %k: index) -> tensor<?x?x16xf32> {
@@ -92,17 +111,14 @@ func.func @chunks(%u: tensor<?x?x16xf32>, %a: tensor<16x4xf32>, %b: tensor<?x?x1
   return %0, %1 : tensor<?x?x16xf32>, tensor<?x?x16xf32>
 }
 
-// Many states do not fit the registers: they stay in the scratch, which every
-// token reads and writes.
+// Many states take as many passes over the tile, in a loop.
 // CHECK-LABEL: func.func @many_states(
-// CHECK: memref.alloca() {alignment = 64 : i64} : memref<64x{{.+}}xf32>
-// CHECK: %[[STATE:.+]] = memref.alloca() {alignment = 64 : i64} : memref<64x{{.+}}xf32>
-// CHECK: scf.for %[[FIRST:.+]] = %{{.+}} to %{{.+}} step %{{.+}} {
-// CHECK-NOT: iter_args
-// CHECK: scf.for %[[T:.+]] = %[[FIRST]] to
+// CHECK: %[[STATE:.+]] = memref.alloca() {alignment = 64 : i64} : memref<64x16xf32>
+// AVX2: %[[TOGETHER:.+]] = arith.constant 1 : index
+// AVX512: %[[TOGETHER:.+]] = arith.constant 4 : index
+// CHECK: scf.for %[[N:.+]] = %{{.+}} to %{{.+}} step %[[TOGETHER]] {
+// CHECK: vector.load
 // CHECK: scf.for %{{.+}} = %{{.+}} to %{{.+}} step %{{.+}} iter_args(
-// CHECK: vector.load %[[STATE]]
-// CHECK: vector.store %{{.+}}, %[[STATE]]
 func.func @many_states(%u: tensor<?x?x16xf32>, %a: tensor<16x64xf32>, %b: tensor<?x?x1x64xf32>, %k: index) -> tensor<?x?x16xf32> {
   %y = ssm.selective_scan %u, %u, %a, %b, %b chunk_size(%k)
       : tensor<?x?x16xf32>, tensor<?x?x16xf32>, tensor<16x64xf32>, tensor<?x?x1x64xf32>, tensor<?x?x1x64xf32> -> tensor<?x?x16xf32>

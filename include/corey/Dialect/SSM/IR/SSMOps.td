@@ -531,7 +531,7 @@ def SSM_QuantizeOp : SSM_Op<"quantize", [Pure,
   }];
   let arguments = (ins SSM_FloatTensor:$x, SSM_GranularityAttr:$granularity);
   let results = (outs SSM_QuantizedTensor:$q, SSM_F32Tensor:$scale);
-  let assemblyFormat = "$x $granularity attr-dict `:` type($x) `->` type($q) `,` type($scale)";
+  let assemblyFormat = "$x `` $granularity attr-dict `:` type($x) `->` type($q) `,` type($scale)";
   let hasVerifier = 1;
 }
 
@@ -551,7 +551,7 @@ def SSM_DequantizeOp : SSM_Op<"dequantize", [Pure,
   let arguments = (ins SSM_QuantizedTensor:$q, SSM_F32Tensor:$scale, SSM_GranularityAttr:$granularity);
   let results = (outs SSM_FloatTensor:$x);
   let assemblyFormat = [{
-    $q `,` $scale $granularity attr-dict `:` type($q) `,` type($scale) `->` type($x)
+    $q `,` $scale `` $granularity attr-dict `:` type($q) `,` type($scale) `->` type($x)
   }];
   let hasVerifier = 1;
 }
