@@ -30,7 +30,7 @@
 // Tiles end with their chunk.
 // CHECK: scf.for %[[TILE:.+]] = %[[FIRST]] to %[[END]] step %{{.+}} {
 // CHECK: %[[LEFT:.+]] = arith.subi %[[END]], %[[TILE]] : index
-// CHECK: %[[COUNT:.+]] = arith.minsi %{{.+}}, %[[LEFT]] : index
+// CHECK: %[[COUNT:.+]] = arith.minsi %[[LEFT]], %{{.+}} : index
 // Pass 1: dt, dt u and D u. Narrow inputs are widened.
 // CHECK: %[[T:.+]] = arith.addi %[[TILE]], %{{.+}} : index
 // CHECK: %[[UT:.+]] = vector.load %[[UB]][%{{.+}}, %[[T]], %{{.+}}]
