@@ -1846,6 +1846,135 @@ TEST(Extremes, Unary) {
   }
 }
 
+/// Numbers of every magnitude, ties of the narrow types, and what is not
+/// finite.
+std::vector<float> anyBits(Random &random) {
+  std::vector<float> values = {
+      0.0f,      -0.0f,      65504.0f,    65519.9f,    65520.0f,
+      -65520.0f, 3.3895e38f, 3.4e38f,     6.0e-8f,     2.98e-8f,
+      2.99e-8f,  1e-40f,     1.00390625f, 1.01171875f, 1.00048828125f};
+  // Infinities, and NaN with payloads that a narrow type cannot hold.
+  for (uint32_t bits : {0x7f800000u, 0xff800000u, 0x7fc00000u, 0x7fffffffu,
+                        0xffffffffu, 0x7f800001u, 0xff800001u}) {
+    values.emplace_back();
+    std::memcpy(&values.back(), &bits, sizeof bits);
+  }
+  while (values.size() < 4001) {
+    uint32_t bits = static_cast<uint32_t>(random.integer(0, 0xffffffff));
+    // Half of them on ties of bf16 or f16.
+    if (random.chance(0.5))
+      bits = (bits & 0xffff0000u) | 0x8000u;
+    else if (random.chance(0.5))
+      bits = (bits & 0xffffe000u) | 0x1000u;
+    values.emplace_back();
+    std::memcpy(&values.back(), &bits, sizeof bits);
+  }
+  return values;
+}
+
+TEST(Extremes, Casts) {
+  Random random(firstSeed());
+  std::vector<float> values = anyBits(random);
+  auto count = static_cast<int64_t>(values.size());
+  for (DType from : {DType::F32, DType::F16, DType::BF16})
+    for (DType to : {DType::F32, DType::F16, DType::BF16}) {
+      if (from == to)
+        continue;
+      std::string a = typeText(from, {Free}), b = typeText(to, {Free});
+      auto executable = compile("func.func @main(%x: " + a + ") -> " + b +
+                                " {\n  %y = ssm.cast %x : " + a + " to " + b +
+                                "\n  return %y : " + b + "\n}\n");
+      ASSERT_TRUE(executable);
+      Tensor x = take(Tensor::empty(DType::F32, {count}));
+      std::copy(values.begin(), values.end(), x.dataAs<float>());
+      x = take(x.to(from));
+      Tensor want = take(x.to(to)), got = runMain(*executable, {x})[0];
+      size_t size = dtypeSize(to);
+      for (int64_t i = 0; i < count; ++i) {
+        double expected = loadScalar(to, want.dataAs<char>() + i * size),
+               found = loadScalar(to, got.dataAs<char>() + i * size);
+        EXPECT_TRUE(std::isnan(expected)
+                        ? std::isnan(found)
+                        : expected == found &&
+                              std::signbit(expected) == std::signbit(found))
+            << a << " "
+            << loadScalar(from, x.dataAs<char>() + i * dtypeSize(from))
+            << " to " << b << ": expected " << expected << ", got " << found;
+      }
+    }
+}
+
+// With the largest magnitude in the tensor the scale is 1, and quantizing is
+// rounding.
+TEST(Extremes, RoundingOfQuantize) {
+  Random random(firstSeed());
+  for (DType type : {DType::I8, DType::F8E4M3FN}) {
+    double largest = type == DType::I8 ? 127 : 448;
+    std::string q = typeText(type, {Free});
+    auto executable = compile(
+        "func.func @main(%x: tensor<?xf32>) -> (" + q +
+        ", tensor<f32>) {\n  %q, %s = ssm.quantize %x tensor"
+        " : tensor<?xf32> -> " +
+        q + ", tensor<f32>\n  return %q, %s : " + q + ", tensor<f32>\n}\n");
+    ASSERT_TRUE(executable);
+    std::vector<double> values = {largest, -largest, NaN, 0.0, -0.0};
+    // Every number of the type, every tie, and what lies beside it.
+    for (int i = -127; i < 127; ++i)
+      for (double offset : {0.0, 0.5, 0.4999, 0.5001})
+        values.push_back(i + offset);
+    for (int code = 0; code < 0x7e; ++code) {
+      double low =
+          static_cast<double>(f8E4M3FNToFloat(static_cast<uint8_t>(code)));
+      double high =
+          static_cast<double>(f8E4M3FNToFloat(static_cast<uint8_t>(code + 1)));
+      for (double part : {0.0, 0.25, 0.4999, 0.5, 0.5001, 0.75})
+        if (double v = low + part * (high - low); v <= largest)
+          values.insert(values.end(), {v, -v});
+    }
+    size_t next = 0;
+    Tensor x = makeTensor(DType::F32, {static_cast<int64_t>(values.size())},
+                          [&] { return values[next++]; });
+    std::vector<Tensor> outputs = runMain(*executable, {x});
+    EXPECT_EQ(outputs[1].dataAs<float>()[0], 1.0f);
+    Array exact = toArray(x), got = toArray(outputs[0]);
+    for (int64_t i = 0; i < exact.size(); ++i) {
+      double want = reference::roundTo(type == DType::I8
+                                           ? reference::QuantizedType::I8
+                                           : reference::QuantizedType::F8E4M3FN,
+                                       exact.data[i]);
+      EXPECT_TRUE(std::isnan(want) ? std::isnan(got.data[i])
+                                   : want == got.data[i])
+          << dtypeName(type) << " of " << exact.data[i] << ": expected " << want
+          << ", got " << got.data[i];
+    }
+  }
+}
+
+TEST(Extremes, EveryQuantizedNumber) {
+  for (DType type : {DType::I8, DType::F8E4M3FN})
+    for (DType to : {DType::F32, DType::F16, DType::BF16}) {
+      std::string q = typeText(type, {Free}), y = typeText(to, {Free});
+      auto executable = compile(
+          "func.func @main(%q: " + q + ", %s: tensor<f32>) -> " + y +
+          " {\n  %y = ssm.dequantize %q, %s tensor"
+          " : " +
+          q + ", tensor<f32> -> " + y + "\n  return %y : " + y + "\n}\n");
+      ASSERT_TRUE(executable);
+      Tensor codes = take(Tensor::empty(type, {256}));
+      for (int i = 0; i < 256; ++i)
+        codes.dataAs<uint8_t>()[i] = static_cast<uint8_t>(i);
+      Tensor got =
+          runMain(*executable,
+                  {codes, makeTensor(DType::F32, {}, [] { return 1.0; })})[0];
+      Array want = toArray(take(codes.to(to))), found = toArray(got);
+      for (int i = 0; i < 256; ++i)
+        EXPECT_TRUE(std::isnan(want.data[i]) ? std::isnan(found.data[i])
+                                             : want.data[i] == found.data[i])
+            << dtypeName(type) << " code " << i << ": expected " << want.data[i]
+            << ", got " << found.data[i];
+    }
+}
+
 // The tails of softplus in a scan: steps of all sizes, one token, one state.
 TEST(Extremes, SoftplusOfScans) {
   std::vector<double> steps = {-104, -100, -90,   -88,   -60, -30,  -20, -16,
