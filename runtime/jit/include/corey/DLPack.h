@@ -18,43 +18,49 @@
 #if !defined(DLPACK_VERSION) && !defined(DLPACK_MAJOR_VERSION) &&              \
     !defined(DLPACK_DLPACK_H_)
 
-#include <cstdint>
+#include <stdint.h>
 
+#ifdef __cplusplus
 extern "C" {
+#endif
 
 /// Where a tensor's memory lies. Other values exist and are passed through the
 /// interface unnamed.
-enum DLDeviceType : int32_t {
+#ifdef __cplusplus
+typedef enum : int32_t {
+#else
+typedef enum {
+#endif
   kDLCPU = 1,
   kDLCUDA = 2,
-};
+} DLDeviceType;
 
 /// One device: its type and its zero-based number among those of that type.
-struct DLDevice {
+typedef struct DLDevice {
   DLDeviceType device_type;
   int32_t device_id;
-};
+} DLDevice;
 
 /// The values of `DLDataType::code`.
-enum DLDataTypeCode {
+typedef enum {
   kDLInt = 0,
   kDLUInt = 1,
   kDLFloat = 2,
   kDLBfloat = 4,
   kDLBool = 6,
   kDLFloat8_e4m3fn = 10,
-};
+} DLDataTypeCode;
 
 /// The type of one element: `lanes` values of `bits` bits each.
-struct DLDataType {
+typedef struct DLDataType {
   uint8_t code;
   uint8_t bits;
   uint16_t lanes;
-};
+} DLDataType;
 
 /// A tensor without ownership. `strides` counts elements, and null stands for
 /// row-major contiguous; the first element is at `data` + `byte_offset` bytes.
-struct DLTensor {
+typedef struct DLTensor {
   void *data;
   DLDevice device;
   int32_t ndim;
@@ -62,17 +68,19 @@ struct DLTensor {
   int64_t *shape;
   int64_t *strides;
   uint64_t byte_offset;
-};
+} DLTensor;
 
 /// A tensor with its owner. The consumer calls `deleter`, if not null, once
 /// with the structure's own address when it no longer needs the tensor.
-struct DLManagedTensor {
+typedef struct DLManagedTensor {
   DLTensor dl_tensor;
   void *manager_ctx;
   void (*deleter)(struct DLManagedTensor *self);
-};
+} DLManagedTensor;
 
+#ifdef __cplusplus
 } // extern "C"
+#endif
 
 #endif // No real dlpack.h
 

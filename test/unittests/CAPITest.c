@@ -1,0 +1,151 @@
+/*===- CAPITest.c - The C API from C ------------------------------*- C -*-===*\
+|*
+|* SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+|*
+\*===----------------------------------------------------------------------===*/
+
+/* A C11 program: that it compiles is half of the test. Prints what failed and
+ * returns 1, or `N passed, 0 failed`. */
+
+#include "corey/corey.h"
+#include <stdio.h>
+#include <string.h>
+
+static int passed, failed;
+
+static void expect(int condition, const char *what) {
+  if (condition) {
+    ++passed;
+    return;
+  }
+  ++failed;
+  printf("FAIL: %s (last error: %s)\n", what, corey_last_error());
+}
+#define EXPECT(condition) expect(condition, #condition)
+
+static const char kProgram[] =
+    "func.func @main(%x: tensor<?x4xf32>, %v: tensor<4xf32>) -> tensor<?x4xf32> {\n"
+    "  %y = ssm.mul %x, %v : tensor<?x4xf32>, tensor<4xf32>\n"
+    "  return %y : tensor<?x4xf32>\n"
+    "}\n"
+    "func.func @scan(%u: tensor<?x?x3xf32>, %a: tensor<3x2xf32>, %b: tensor<?x?x1x2xf32>) -> tensor<?x?x3xf32> {\n"
+    "  %y = ssm.selective_scan %u, %u, %a, %b, %b {chunk = #ssm.chunk<runtime = @site>} : tensor<?x?x3xf32>,\n"
+    "      tensor<?x?x3xf32>, tensor<3x2xf32>, tensor<?x?x1x2xf32>, tensor<?x?x1x2xf32> -> tensor<?x?x3xf32>\n"
+    "  return %y : tensor<?x?x3xf32>\n"
+    "}\n";
+
+static corey_tensor tensor(void *data, int32_t rank, const int64_t *shape) {
+  corey_tensor t = {data, COREY_F32, COREY_CPU, 0, rank, shape, NULL};
+  return t;
+}
+
+int main(void) {
+  corey_context *context = NULL;
+  corey_executable *program = NULL;
+  EXPECT(strlen(corey_version()) > 0);
+
+  EXPECT(corey_context_create("tpu", 1, &context) == COREY_INVALID_ARGUMENT);
+  EXPECT(strstr(corey_last_error(), "tpu") != NULL);
+  EXPECT(corey_context_create("cpu", -1, &context) == COREY_INVALID_ARGUMENT);
+  EXPECT(corey_context_create(NULL, 1, &context) == COREY_INVALID_ARGUMENT);
+  EXPECT(corey_context_create("cpu", 1, &context) == COREY_OK);
+  if (failed)
+    return 1;
+
+  EXPECT(corey_compile(context, "nonsense", 8, "x.mlir", NULL, &program) == COREY_COMPILE_ERROR);
+  EXPECT(strncmp(corey_last_error(), "x.mlir:1:1: ", 12) == 0);
+  corey_compile_options options = {"later", 0, 0, 0};
+  EXPECT(corey_compile(context, kProgram, sizeof kProgram - 1, NULL, &options, &program) == COREY_INVALID_ARGUMENT);
+  EXPECT(corey_compile_file(context, "no/such/file.mlir", NULL, &program) == COREY_NOT_FOUND);
+  options.policy = "static:2";
+  EXPECT(corey_compile(context, kProgram, sizeof kProgram - 1, NULL, &options, &program) == COREY_OK);
+  /* The executable outlives its context. */
+  corey_context_destroy(context);
+  if (failed)
+    return 1;
+
+  EXPECT(corey_num_functions(program) == 2);
+  EXPECT(strcmp(corey_function_name(program, 0), "main") == 0);
+  EXPECT(corey_function_name(program, 2) == NULL);
+  EXPECT(corey_num_inputs(program, "main") == 2 && corey_num_outputs(program, "main") == 1);
+  EXPECT(corey_num_inputs(program, "none") == 0);
+  corey_argument argument;
+  EXPECT(corey_get_input(program, "main", 0, &argument) == COREY_OK);
+  EXPECT(strcmp(argument.name, "x") == 0 && argument.dtype == COREY_F32 && argument.rank == 2 &&
+         argument.shape[0] == -1 && argument.shape[1] == 4);
+  EXPECT(corey_get_output(program, "main", 1, &argument) == COREY_INVALID_ARGUMENT);
+
+  float x[8] = {1, 2, 3, 4, 5, 6, 7, 8}, v[4] = {1, 10, 100, -1}, y[8];
+  int64_t xShape[2] = {2, 4}, vShape[1] = {4}, sizes[2];
+  corey_tensor inputs[2] = {tensor(x, 2, xShape), tensor(v, 1, vShape)}, output = tensor(y, 2, xShape);
+  EXPECT(corey_output_shapes(program, "main", inputs, 2, sizes, 2) == COREY_OK && sizes[0] == 2 && sizes[1] == 4);
+  EXPECT(corey_output_shapes(program, "main", inputs, 2, sizes, 1) == COREY_INVALID_ARGUMENT);
+  memset(y, 0x7f, sizeof y);
+  EXPECT(corey_run(program, "main", inputs, 2, &output, 1) == COREY_OK);
+  for (int i = 0; i < 8; ++i)
+    EXPECT(y[i] == x[i] * v[i % 4]);
+  /* Strides: the rows the other way round. */
+  int64_t reversed[2] = {-4, 1};
+  corey_tensor flipped = inputs[0];
+  flipped.data = x + 4;
+  flipped.strides = reversed;
+  corey_tensor flippedInputs[2] = {flipped, inputs[1]};
+  EXPECT(corey_run(program, "main", flippedInputs, 2, &output, 1) == COREY_OK);
+  EXPECT(y[0] == 5 && y[1] == 60 && y[4] == 1);
+  EXPECT(corey_run(program, "main", inputs, 1, &output, 1) == COREY_INVALID_ARGUMENT);
+  EXPECT(strcmp(corey_last_error(), "@main: expected 2 inputs, got 1") == 0);
+  EXPECT(corey_run(program, "none", inputs, 2, &output, 1) == COREY_NOT_FOUND);
+  output.dtype = COREY_F16;
+  EXPECT(corey_run(program, "main", inputs, 2, &output, 1) == COREY_INVALID_ARGUMENT);
+  output.dtype = COREY_F32;
+  output.data = x;
+  EXPECT(corey_run(program, "main", inputs, 2, &output, 1) == COREY_INVALID_ARGUMENT);
+  EXPECT(strstr(corey_last_error(), "overlap") != NULL);
+
+  /* DLPack: inputs stay ours, outputs become ours. */
+  DLManagedTensor managed[2];
+  memset(managed, 0, sizeof managed);
+  for (int i = 0; i < 2; ++i) {
+    managed[i].dl_tensor.data = inputs[i].data;
+    managed[i].dl_tensor.device.device_type = kDLCPU;
+    managed[i].dl_tensor.ndim = inputs[i].rank;
+    managed[i].dl_tensor.dtype.code = kDLFloat;
+    managed[i].dl_tensor.dtype.bits = 32;
+    managed[i].dl_tensor.dtype.lanes = 1;
+    managed[i].dl_tensor.shape = (int64_t *)inputs[i].shape;
+  }
+  DLManagedTensor *in[2] = {&managed[0], &managed[1]}, *out = NULL;
+  EXPECT(corey_run_dlpack(program, "main", in, 2, &out, 1) == COREY_OK);
+  if (out) {
+    EXPECT(out->dl_tensor.ndim == 2 && out->dl_tensor.shape[0] == 2);
+    EXPECT(((float *)out->dl_tensor.data)[1] == 20);
+    out->deleter(out);
+  }
+
+  /* Chunks. */
+  float u[15] = {0}, a[6] = {-1, -1, -1, -1, -1, -1}, b[10], s[15];
+  for (int i = 0; i < 10; ++i)
+    b[i] = 1;
+  u[0] = 1;
+  int64_t uShape[3] = {1, 5, 3}, aShape[2] = {3, 2}, bShape[4] = {1, 5, 1, 2};
+  corey_tensor scanIn[3] = {tensor(u, 3, uShape), tensor(a, 2, aShape), tensor(b, 4, bShape)}, scanOut = tensor(s, 3, uShape);
+  corey_chunk chunk;
+  EXPECT(corey_run(program, "scan", scanIn, 3, &scanOut, 1) == COREY_OK);
+  EXPECT(s[0] == 2);
+  EXPECT(corey_get_chunk(program, "site", &chunk) == COREY_OK && chunk.chunk == 2 && chunk.length == 5 && chunk.batch == 1);
+  EXPECT(corey_set_chunk(program, "site", 3) == COREY_OK);
+  EXPECT(corey_run(program, "scan", scanIn, 3, &scanOut, 1) == COREY_OK);
+  EXPECT(corey_get_chunk(program, "site", &chunk) == COREY_OK && chunk.chunk == 3 && chunk.requested == 3);
+  EXPECT(corey_set_chunk(program, "nowhere", 3) == COREY_NOT_FOUND);
+  EXPECT(corey_set_chunk(program, "site", -3) == COREY_INVALID_ARGUMENT);
+  char text[16];
+  size_t length = corey_explain(program, text, sizeof text);
+  EXPECT(length > sizeof text && strlen(text) == sizeof text - 1);
+  EXPECT(corey_bind_weights(program, "no/such/file.safetensors", NULL) == COREY_NOT_FOUND);
+  EXPECT(corey_bind_weight(program, "w", &inputs[0]) == COREY_NOT_FOUND);
+
+  corey_executable_destroy(program);
+  corey_executable_destroy(NULL);
+  printf("%d passed, %d failed\n", passed, failed);
+  return failed != 0;
+}
