@@ -401,8 +401,8 @@ testing::AssertionResult isClose(const std::string &what, const Tensor &tensor,
 //===----------------------------------------------------------------------===//
 
 Context &context() {
-  static std::shared_ptr<Context> shared = take(Context::create());
-  return *shared;
+  static std::shared_ptr<Context> instance = take(Context::create());
+  return *instance;
 }
 
 std::shared_ptr<Executable> compile(const std::string &source,
@@ -562,14 +562,15 @@ int64_t setAnyChunk(Random &random, Executable &executable, int64_t length) {
 //===----------------------------------------------------------------------===//
 
 /// Rates of decay: mostly those of trained models, some tiny, some growing.
-/// `slack` is what the rounding errors of single tokens, none of which is
-/// forgotten, add to over `length` tokens.
+/// `slack` multiplies the tolerance: a decay near 1 is rounded by up to 2^-25,
+/// the same way in every token if the steps are equal, and nothing is
+/// forgotten over `length` tokens.
 Generator anyRates(Random &random, int64_t length, double &slack) {
   double kind = random.uniform(0, 1);
   slack = 1;
   if (kind < 0.75)
     return [&random] { return random.uniform(-8, -0.05); };
-  slack = std::sqrt(std::max(1.0, static_cast<double>(length) / 100));
+  slack = std::max(1.0, static_cast<double>(length) * 0x1p-25 / 2e-6);
   if (kind < 0.9)
     return [&random] { return -std::exp(random.uniform(-12, -3)); };
   return [&random] { return random.uniform(-0.1, 0.005); };
@@ -812,7 +813,10 @@ TEST(Property, SSD) {
       SCOPED_TRACE("chunk " + std::to_string(chunk) + "\n" + trial.describe());
       ASSERT_TRUE(ran);
       reference::ScanResult want = reference::ssd(op);
-      ASSERT_TRUE(isClose("ssd y", trial.outputs[0], want.y, slack));
+      // The products with the state add one term after the other. Where many
+      // are alike, as those of a tensor with stride 0, they round one way.
+      ASSERT_TRUE(isClose("ssd y", trial.outputs[0], want.y,
+                          N > 64 ? 2 * slack : slack));
       if (hasFinal)
         ASSERT_TRUE(
             isClose("ssd final_states", trial.outputs[1], want.state, slack));
@@ -1176,14 +1180,14 @@ TEST(Property, BinaryScaleCast) {
   forDraws(3, [](Random &random) {
     std::vector<std::string> names = {"add", "sub", "mul", "scale", "cast"};
     for (const std::string &name : names) {
-      int64_t rank = random.integer(0, 4), short_ = random.integer(0, rank);
+      int64_t rank = random.integer(0, 4), axes = random.integer(0, rank);
       Shape leading = anyLeading(random, rank);
       bool isStatic = random.chance(0.25);
       auto spec = [&](const Shape &shape) {
         return isStatic ? shape : Shape(shape.size(), Free);
       };
       auto trailing = [&] {
-        return Shape(leading.end() - short_, leading.end());
+        return Shape(leading.end() - axes, leading.end());
       };
       DType type = anyFloat(random), other = anyFloat(random);
       const Binary *binary = nullptr;
@@ -1288,10 +1292,16 @@ TEST(Property, ElementwiseChain) {
       SCOPED_TRACE(trial.describe());
       ASSERT_TRUE(ran);
       Array want = *x;
-      for (int64_t i = 0; i < count; ++i)
+      std::vector<double> largest(x->size(), 0.0);
+      for (int64_t i = 0; i < count; ++i) {
         want = ops[i] < 6 ? Unaries[ops[i]].apply(want)
                           : Binaries[ops[i] - 6].apply(want, i % 2 ? *w : *x);
+        for (int64_t k = 0; k < want.size(); ++k)
+          largest[k] = std::max(
+              {largest[k], std::abs(want.data[k]), std::abs(x->data[k])});
+      }
       // Errors of the parts add up, and differences magnify them.
+      want.magnitude = largest;
       ASSERT_TRUE(isClose("chain", trial.outputs[0], want, 10));
     }
   });
@@ -1735,7 +1745,7 @@ TEST(NonFinite, SSDStaysInItsChannel) {
   }
 }
 
-// B and C of a token are shared by the heads of a group: a bad C spoils its
+// All heads of a group read one B and C of a token: a bad C spoils its
 // token, a bad B the tokens from there on.
 TEST(NonFinite, SSDInputsOfAToken) {
   Random random(firstSeed());
