@@ -76,6 +76,34 @@ corey::createHostTargetMachine(llvm::StringRef cpu, llvm::StringRef features) {
       llvm::CodeGenOptLevel::Default));
 }
 
+/// Loads and stores bf16 as integers. A value of a bf16 vector type that lives
+/// across blocks, as that of a hoisted load does, is otherwise widened to f32
+/// and rounded again by a function that programs are not linked with.
+static void moveBF16AsIntegers(llvm::Function &function) {
+  auto integerType = [](llvm::Type *type) -> llvm::Type * {
+    if (!type->getScalarType()->isBFloatTy())
+      return nullptr;
+    llvm::Type *i16 = llvm::Type::getInt16Ty(type->getContext());
+    auto *vector = llvm::dyn_cast<llvm::VectorType>(type);
+    return vector ? llvm::VectorType::get(i16, vector->getElementCount()) : i16;
+  };
+  for (llvm::BasicBlock &block : function)
+    for (llvm::Instruction &instruction : llvm::make_early_inc_range(block)) {
+      llvm::IRBuilder<> builder(&instruction);
+      if (auto *load = llvm::dyn_cast<llvm::LoadInst>(&instruction)) {
+        llvm::Type *type = integerType(load->getType());
+        if (!type)
+          continue;
+        auto *bits = builder.CreateAlignedLoad(type, load->getPointerOperand(), load->getAlign());
+        load->replaceAllUsesWith(builder.CreateBitCast(bits, load->getType()));
+        load->eraseFromParent();
+      } else if (auto *store = llvm::dyn_cast<llvm::StoreInst>(&instruction)) {
+        if (llvm::Type *type = integerType(store->getValueOperand()->getType()))
+          store->setOperand(0, builder.CreateBitCast(store->getValueOperand(), type));
+      }
+    }
+}
+
 llvm::Expected<std::unique_ptr<llvm::Module>>
 corey::translateToLLVMIR(mlir::ModuleOp module, llvm::LLVMContext &context,
                          llvm::TargetMachine &machine) {
@@ -95,6 +123,7 @@ corey::translateToLLVMIR(mlir::ModuleOp module, llvm::LLVMContext &context,
     // Vectors as wide as the code asks for, also where the CPU's default
     // tuning prefers narrower ones.
     if (!function.isDeclaration()) {
+      moveBF16AsIntegers(function);
       function.addFnAttr("prefer-vector-width", "512");
       function.addFnAttr("min-legal-vector-width", "512");
     }

@@ -417,7 +417,8 @@ TEST(RunErrors, Outputs) {
   EXPECT_STATUS(
       run({take(Tensor::view(row.data(), DType::F32, {2, 3, 8}, {8, 0, 1}))}),
       InvalidArgument,
-      "output 'y': expected distinct elements, got stride 0 in dimension 1");
+      "output 'y': expected strides that keep elements apart, got "
+      "tensor<2x3x8xf32, strides [8, 0, 1], cpu>");
   EXPECT_STATUS(
       run({x}), InvalidArgument,
       "output 'y': expected memory of its own, got an overlap with input 'x'");

@@ -78,6 +78,9 @@ public:
   Value exp(Value x);
   /// e^x for x <= 0, at least 2^-126; NaN gives anything.
   Value expNonPositive(Value x);
+  /// x, with every NaN replaced by the one of arithmetic: exp2() adds to the bits
+  /// of its result, and needs the low bits of a NaN to be zero.
+  Value canonicalNaN(Value x);
   /// log(1 + exp(x)).
   Value softplus(Value x);
   /// x / (1 + exp(-x)).

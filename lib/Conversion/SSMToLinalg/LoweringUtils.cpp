@@ -113,6 +113,8 @@ Sequences::Sequences(LoopEmitter &e, OpLowering &lowering, Value input,
   count = e.dim(starts, 0);
   // What the kernels rely on is enforced by range(); this reports the mistake.
   Value i64Length = lowering.toI64(length);
+  lowering.callRuntime("corey_rt_check_sequence_count",
+                       {lowering.toI64(count), i64Length});
   e.forLoop(e.index(0), count, e.index(1), [&](Value s) {
     auto at = [&](Value i) {
       return arith::ExtSIOp::create(

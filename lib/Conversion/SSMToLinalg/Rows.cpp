@@ -322,7 +322,7 @@ struct ProjectionLowering : public SSMLowering<ProjectionOp> {
       };
       e.callRuntime(
           "corey_rt_gemm",
-          {base(x, xm), base(w, wm), base(y, ym), size(rank - 3), size(rank - 2),
+          {base(x, xm), e.address(w), base(y, ym), size(rank - 3), size(rank - 2),
            e.toI64(e.index(outputs)), e.toI64(e.index(inputs)),
            stride(xm, rank - 3), stride(xm, rank - 2), stride(wm, 0),
            stride(ym, rank - 3), stride(ym, rank - 2),

@@ -120,6 +120,13 @@ private:
     return raw;
   }
 
+  /// An exponent of 2 that sums of a tile hold to the last digit: below -256 the
+  /// decay is zero in f32 whatever the exponent, minus infinity, which has no
+  /// difference to itself, included.
+  Value limitExponent(Value exponent) {
+    return e.maxf(e.canonicalNaN(exponent), e.constantLike(exponent, -256.0));
+  }
+
   /// A log2(e) of a head.
   Value rateOf(Value head) {
     return e.mulf(e.loadScalar(A, head), e.scalar(kLog2E));
@@ -143,7 +150,7 @@ private:
         step = stepOf(raw, head);
         exponent = e.mulf(step, rateOf(head));
       }
-      e.storeScalar(e.exp2(exponent), decays, i);
+      e.storeScalar(e.exp2(limitExponent(exponent)), decays, i);
       e.storeScalar(step, steps, i);
     });
     Value state = e.scratch({states});
@@ -347,11 +354,23 @@ private:
           for (int64_t j = 0; j < vectors; ++j)
             sum[r * vectors + j] = e.mulf(sum[r * vectors + j], grown);
         }
-        sum = product(sum, zero, e.add(t, kRows), vectors, width,
+        sum = product(sum, zero, t, vectors, width,
                       [&](Value k, int64_t r) { return e.loadScalar(weights, {e.add(t, r), k}); },
                       [&](Value k, int64_t j) {
                         return e.load(inputs, {k, e.add(p, j * width)}, width);
                       });
+        // The square on the diagonal, row by row: a later input must not reach
+        // an earlier row even with weight zero, which keeps NaN and infinity.
+        for (int64_t k = 0; k < kRows; ++k) {
+          Value token = e.add(t, k);
+          for (int64_t j = 0; j < vectors; ++j) {
+            Value column = e.load(inputs, {token, e.add(p, j * width)}, width);
+            for (int64_t r = k; r < kRows; ++r) {
+              Value weight = e.splat(e.loadScalar(weights, {e.add(t, r), token}), width);
+              sum[r * vectors + j] = e.fma(weight, column, sum[r * vectors + j]);
+            }
+          }
+        }
         for (int64_t r = 0; r < kRows; ++r) {
           Value token = e.add(t, r);
           e.ifThen(e.cmp(arith::CmpIPredicate::slt, token, count), [&] {
@@ -400,13 +419,13 @@ private:
     e.forLoop(zero, e.index(kTile), e.index(lanes), [&](Value t) {
       Value raw = e.load(steps, t, lanes);
       if (op.getDecay()) {
-        e.store(e.mulf(raw, e.constant(kLog2E, lanes)), growth, t);
+        e.store(limitExponent(e.mulf(raw, e.constant(kLog2E, lanes))), growth, t);
         e.store(e.constant(1.0, lanes), steps, t);
         return;
       }
       Value step = stepOf(raw, head);
       e.store(step, steps, t);
-      e.store(e.mulf(step, e.splat(rateOf(head), lanes)), growth, t);
+      e.store(limitExponent(e.mulf(step, e.splat(rateOf(head), lanes))), growth, t);
     });
     Type f64 = e.b.getF64Type();
     Value none = arith::ConstantOp::create(e.b, e.loc, e.b.getF64FloatAttr(0.0));

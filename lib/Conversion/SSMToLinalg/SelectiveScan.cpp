@@ -119,7 +119,7 @@ struct SelectiveScanLowering : public SSMLowering<SelectiveScanOp> {
           return e.forLoop(
               zero, e.index(s.states), one, outer[0],
               [&](Value n, ValueRange inner) -> LoopEmitter::Values {
-                Value a = e.mulf(e.loadScalar(s.A, {channel, n}), e.scalar(kLog2E));
+                Value a = e.canonicalNaN(e.mulf(e.loadScalar(s.A, {channel, n}), e.scalar(kLog2E)));
                 e.storeScalar(a, rate, {n, lane});
                 Value h = s.initial ? e.loadScalar(s.initial, {row, channel, n})
                                     : e.scalar(0.0);
@@ -154,6 +154,7 @@ struct SelectiveScanLowering : public SSMLowering<SelectiveScanOp> {
             dt = e.addf(dt, bias);
           if (op.getDeltaSoftplus())
             dt = e.softplus(dt);
+          dt = e.canonicalNaN(dt);
           e.store(dt, tile.dt, {i, zero});
           e.store(e.mulf(dt, u), tile.dtu, {i, zero});
           e.store(skip ? e.mulf(skip, u) : e.constant(0.0, lanes), tile.sum, {i, zero});

@@ -15,6 +15,7 @@
 #include "LoopEmitter.h"
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/Dialect/Math/IR/Math.h"
+#include <limits>
 
 using namespace mlir;
 using namespace corey;
@@ -84,6 +85,12 @@ static constexpr double kExp2[] = {1.0,         0.693147,    0.24022242,
 static constexpr double kExp[] = {1.0,        1.0,        0.49999994,
                                   0.16666521, 0.04166839, 0.00836871,
                                   0.0013814613};
+
+Value LoopEmitter::canonicalNaN(Value x) {
+  Value isNumber = arith::CmpFOp::create(b, loc, arith::CmpFPredicate::ORD, x, x);
+  Value nan = constantLike(x, std::numeric_limits<double>::quiet_NaN());
+  return arith::SelectOp::create(b, loc, isNumber, x, nan);
+}
 
 Value LoopEmitter::exp2(Value x, bool nonPositive) {
   auto vector = dyn_cast<VectorType>(x.getType());

@@ -203,6 +203,12 @@ void corey_rt_bad_index(int64_t index, int64_t limit) {
        "), got " + std::to_string(index));
 }
 
+void corey_rt_check_sequence_count(int64_t count, int64_t length) {
+  if (count == 0 && length > 0)
+    fail("expected seq_starts to have a sequence for " + std::to_string(length) +
+         " tokens, got none");
+}
+
 void corey_rt_check_sequence_start(int64_t sequence, int64_t start,
                                    int64_t previous, int64_t length) {
   if (sequence == 0 && start != 0)

@@ -12,7 +12,35 @@
 #include "corey/Device/RuntimeABI.h"
 #include <algorithm>
 #include <cblas.h>
+#include <cstring>
 #include <omp.h>
+
+namespace {
+/// Rows as a BLAS takes them. Rows that overlap, coincide or run backwards are
+/// copied; others are used where they are.
+class Rows {
+public:
+  Rows(const float *data, int64_t rows, int64_t columns, int64_t &stride) : data(data) {
+    if (rows <= 1 || stride >= columns)
+      return;
+    copy = static_cast<float *>(corey_rt_malloc(std::max<int64_t>(rows * columns, 1) * sizeof(float)));
+    for (int64_t i = 0; i < rows; ++i)
+      std::memcpy(copy + i * columns, data + i * stride, columns * sizeof(float));
+    this->data = copy;
+    stride = columns;
+  }
+  Rows(const Rows &) = delete;
+  Rows &operator=(const Rows &) = delete;
+  ~Rows() {
+    if (copy)
+      corey_rt_free(copy);
+  }
+  const float *data;
+
+private:
+  float *copy = nullptr;
+};
+} // namespace
 
 void corey_rt_gemm(int64_t x, int64_t w, int64_t y, int64_t batch, int64_t rows,
                    int64_t outputs, int64_t inputs, int64_t xBatchStride,
@@ -43,8 +71,12 @@ void corey_rt_gemm(int64_t x, int64_t w, int64_t y, int64_t batch, int64_t rows,
   int64_t threads = std::min<int64_t>(omp_get_max_threads(), (extent + 31) / 32);
   if (work < 1e6)
     threads = 1;
+  Rows weights(wp, outputs, inputs, wRowStride);
+  wp = weights.data;
   for (int64_t b = 0; b < batch; ++b) {
-    const float *xb = xp + b * xBatchStride;
+    int64_t xStride = xRowStride;
+    Rows block(xp + b * xBatchStride, rows, inputs, xStride);
+    const float *xb = block.data;
     float *yb = yp + b * yBatchStride;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
     for (int64_t i = 0; i < threads; ++i) {
@@ -55,11 +87,11 @@ void corey_rt_gemm(int64_t x, int64_t w, int64_t y, int64_t batch, int64_t rows,
         continue;
       int64_t m = byRows ? end - begin : rows;
       int64_t n = byRows ? outputs : end - begin;
-      const float *xs = byRows ? xb + begin * xRowStride : xb;
+      const float *xs = byRows ? xb + begin * xStride : xb;
       const float *ws = byRows ? wp : wp + begin * wRowStride;
       float *ys = byRows ? yb + begin * yRowStride : yb + begin;
       cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, m, n, inputs, 1.0f, xs,
-                  std::max(xRowStride, inputs), ws, std::max(wRowStride, inputs),
+                  std::max(xStride, inputs), ws, std::max(wRowStride, inputs),
                   accumulate ? 1.0f : 0.0f, ys, std::max(yRowStride, n));
     }
   }

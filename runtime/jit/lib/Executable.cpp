@@ -29,7 +29,9 @@
 #include "llvm/Support/MemoryBuffer.h"
 #include "llvm/Support/SourceMgr.h"
 #include "llvm/Target/TargetMachine.h"
+#include "llvm/TargetParser/Host.h"
 #include <chrono>
+#include <cstring>
 
 using namespace corey;
 using mlir::ModuleOp;
@@ -459,6 +461,7 @@ static llvm::orc::SymbolMap runtimeSymbols(llvm::orc::MangleAndInterner mangle) 
   add("corey_rt_gemm", corey_rt_gemm);
   add("corey_rt_observe", corey_rt_observe);
   add("corey_rt_bad_index", corey_rt_bad_index);
+  add("corey_rt_check_sequence_count", corey_rt_check_sequence_count);
   add("corey_rt_check_sequence_start", corey_rt_check_sequence_start);
   return symbols;
 }
@@ -524,6 +527,8 @@ Context::compile(std::string_view source, const CompileOptions &options,
                  std::string_view name) {
   if (Status status = checkOptions(options); !status)
     return status;
+  if (options.vectorBits == 512 && !llvm::sys::getHostCPUFeatures().lookup("avx512f"))
+    return Status::invalidArgument("expected vectorBits to be 0 or 256 on a processor without AVX-512, got 512");
   std::lock_guard<std::mutex> lock(impl->mutex);
   Stopwatch watch;
   auto module = parse(impl->mlir, source, name);
@@ -792,6 +797,56 @@ static void appendDescriptor(std::vector<int64_t> &words, const void *data,
   words.insert(words.end(), strides, strides + rank);
 }
 
+/// Copies elements of `size` bytes between tensors of one shape, with any
+/// strides in elements and without allocating.
+static void copyStrided(char *to, const int64_t *toStrides, const char *from,
+                        const int64_t *fromStrides, const int64_t *shape, size_t rank,
+                        size_t size) {
+  if (rank == 0) {
+    std::memcpy(to, from, size);
+    return;
+  }
+  auto step = static_cast<int64_t>(size);
+  if (rank == 1 && toStrides[0] == 1 && fromStrides[0] == 1) {
+    std::memcpy(to, from, shape[0] * size);
+    return;
+  }
+  for (int64_t i = 0; i < shape[0]; ++i)
+    copyStrided(to + i * toStrides[0] * step, toStrides + 1, from + i * fromStrides[0] * step,
+                fromStrides + 1, shape + 1, rank - 1, size);
+}
+
+/// Whether different indices surely mean different elements: every stride
+/// leaves room for all smaller ones.
+static bool hasDistinctElements(const Tensor &tensor) {
+  const std::vector<int64_t> &shape = tensor.shape(), &strides = tensor.strides();
+  int64_t reach = 0, previous = 0;
+  for (size_t done = 0; done < shape.size(); ++done) {
+    // The next larger stride; ranks are small.
+    int64_t stride = 0, extent = 0;
+    for (size_t d = 0; d < shape.size(); ++d) {
+      int64_t s = std::abs(strides[d]);
+      if (shape[d] > 1 && s > previous && (stride == 0 || s < stride)) {
+        stride = s;
+        extent = shape[d];
+      }
+    }
+    if (stride == 0)
+      break;
+    for (size_t d = 0, same = 0; d < shape.size(); ++d)
+      if (shape[d] > 1 && std::abs(strides[d]) == stride && ++same > 1)
+        return false;
+    if (stride <= reach)
+      return false;
+    reach += stride * (extent - 1);
+    previous = stride;
+  }
+  for (size_t d = 0; d < shape.size(); ++d)
+    if (shape[d] > 1 && strides[d] == 0)
+      return false;
+  return true;
+}
+
 /// Fills call.sizes with the result shapes and checks every constraint.
 Status Executable::Impl::computeShapes(const Function &function, const Tensor *inputs,
                                        Call &call) const {
@@ -857,11 +912,9 @@ Status Executable::Impl::checkOutputs(const Function &function, const Tensor *in
                                      shapeText(sizes, rank) + ", got " +
                                      shapeText(outputs[i].shape()));
     sizes += rank;
-    for (size_t d = 0; d < rank; ++d)
-      if (outputs[i].shape()[d] > 1 && outputs[i].strides()[d] == 0)
-        return Status::invalidArgument("output '" + info.name +
-                                       "': expected distinct elements, got stride 0 in dimension " +
-                                       std::to_string(d));
+    if (outputs[i].numElements() && !hasDistinctElements(outputs[i]))
+      return Status::invalidArgument("output '" + info.name + "': expected strides that keep elements apart, got " +
+                                     outputs[i].describe());
     auto overlap = [&](const Tensor &other, const char *kind, const std::string &name) {
       return Status::invalidArgument("output '" + info.name + "': expected memory of its own, got an overlap with " +
                                      kind + " '" + name + "'");
@@ -890,21 +943,12 @@ Status Executable::Impl::execute(const Function &function, const Tensor *inputs,
   call.stagedOutputs.clear();
   call.state.error.clear();
   // Staging memory comes from the arena as well.
-  auto stage = [&](const Tensor &tensor, bool copyIn) -> Expected<void *> {
+  auto stage = [&](const Tensor &tensor) -> char * {
     size_t bytes = std::max<size_t>(tensor.numBytes(), 1);
     void *memory = call.state.arena.allocate(bytes);
-    if (!memory)
-      return Status::outOfMemory("expected " + std::to_string(bytes) +
-                                 " bytes to stage a tensor, got none");
-    call.staged.push_back(memory);
-    if (copyIn) {
-      Expected<Tensor> packed = Tensor::view(memory, tensor.dtype(), tensor.shape());
-      if (!packed)
-        return packed.takeStatus();
-      if (Status status = packed->copyFrom(tensor); !status)
-        return status;
-    }
-    return memory;
+    if (memory)
+      call.staged.push_back(memory);
+    return static_cast<char *>(memory);
   };
   auto contiguous = [&](const std::vector<int64_t> &shape) -> const int64_t * {
     call.strides.assign(shape.size(), 1);
@@ -921,15 +965,19 @@ Status Executable::Impl::execute(const Function &function, const Tensor *inputs,
     void *data = tensor.data();
     const int64_t *strides = isOutput ? contiguous(shape) : tensor.strides().data();
     if (!direct) {
-      Expected<void *> memory = stage(tensor, !isOutput);
+      char *memory = stage(tensor);
       if (!memory) {
-        status = memory.takeStatus();
+        status = Status::outOfMemory("expected " + std::to_string(tensor.numBytes()) +
+                                     " bytes to stage a tensor, got none");
         return;
       }
-      data = *memory;
       strides = contiguous(shape);
       if (isOutput)
-        call.stagedOutputs.push_back({&tensor, data});
+        call.stagedOutputs.push_back({&tensor, memory});
+      else
+        copyStrided(memory, strides, static_cast<const char *>(data), tensor.strides().data(),
+                    shape.data(), rank, dtypeSize(tensor.dtype()));
+      data = memory;
     }
     appendDescriptor(call.descriptors, data, shape.data(), strides, rank);
   };
@@ -959,11 +1007,11 @@ Status Executable::Impl::execute(const Function &function, const Tensor *inputs,
     }
     if (!call.state.error.empty())
       status = Status::invalidArgument("@" + function.info.name + ": " + call.state.error);
-    for (auto [tensor, memory] : call.stagedOutputs) {
-      Expected<Tensor> packed = Tensor::view(memory, tensor->dtype(), tensor->shape());
-      if (status && packed)
-        status = tensor->copyFrom(*packed);
-    }
+    if (status)
+      for (auto [tensor, memory] : call.stagedOutputs)
+        copyStrided(static_cast<char *>(tensor->data()), tensor->strides().data(),
+                    static_cast<const char *>(memory), contiguous(tensor->shape()),
+                    tensor->shape().data(), tensor->rank(), dtypeSize(tensor->dtype()));
   }
   for (void *memory : call.staged)
     call.state.arena.release(memory);

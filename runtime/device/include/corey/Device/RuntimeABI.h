@@ -40,6 +40,9 @@ void corey_rt_observe(int64_t site, int64_t address, int64_t count,
 /// Fails the call in progress: `index` is not in [0, limit).
 void corey_rt_bad_index(int64_t index, int64_t limit);
 
+/// Fails the call in progress if there are tokens but no sequence to hold them.
+void corey_rt_check_sequence_count(int64_t count, int64_t length);
+
 /// Fails the call in progress unless sequence starts ascend from 0 and stay
 /// within `length`: `start` is that of `sequence`, `previous` the one before.
 void corey_rt_check_sequence_start(int64_t sequence, int64_t start,
