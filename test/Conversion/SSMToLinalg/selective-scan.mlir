@@ -35,7 +35,9 @@
 // CHECK: %[[T:.+]] = arith.addi %[[TILE]], %{{.+}} : index
 // CHECK: %[[UT:.+]] = vector.load %[[UB]][%{{.+}}, %[[T]], %{{.+}}]
 // CHECK: vector.load %[[DB]][%{{.+}}, %[[T]], %{{.+}}]
-// CHECK: %[[DT:.+]] = arith.extf %{{.+}} : vector<16xbf16> to vector<16xf32>
+// CHECK: %[[WIDE:.+]] = arith.extf %{{.+}} : vector<16xbf16> to vector<16xf32>
+// One NaN for all.
+// CHECK: %[[DT:.+]] = arith.select %{{.+}}, %[[WIDE]], %{{.+}}
 // CHECK: vector.store %[[DT]], %[[DTS]]
 // CHECK: %[[DTU:.+]] = arith.mulf %[[DT]], %[[UT]]
 // CHECK: vector.store %[[DTU]], %[[DTUS]]
