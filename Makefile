@@ -28,7 +28,7 @@ check: build
 # The same under AddressSanitizer and UndefinedBehaviorSanitizer.
 check-asan:
 	@COREY_SANITIZE=1 ./cmake/setup-debian.sh
-	@$(MAKE) PRESET=asan check
+	@LSAN_OPTIONS=suppressions=$(CURDIR)/test/lsan.supp:print_suppressions=0 $(MAKE) PRESET=asan check
 
 # The executable with its links and libraries, for machines without LLVM.
 bundle: configure
