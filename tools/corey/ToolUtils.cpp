@@ -20,14 +20,7 @@ int corey::reportError(const char *tool, const Status &status) {
 }
 
 Expected<Difference> corey::compare(const Tensor &result, const Tensor &expected) {
-  auto squeeze = [](const std::vector<int64_t> &full) {
-    std::vector<int64_t> kept;
-    for (int64_t size : full)
-      if (size != 1)
-        kept.push_back(size);
-    return kept;
-  };
-  if (squeeze(result.shape()) != squeeze(expected.shape()))
+  if (squeezeShape(result.shape()) != squeezeShape(expected.shape()))
     return Status::invalidArgument("expected shapes to agree, got " + result.describe() +
                                    " and " + expected.describe());
   Expected<Tensor> a = result.to(DType::F64), b = expected.to(DType::F64);

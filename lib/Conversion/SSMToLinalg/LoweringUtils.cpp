@@ -99,6 +99,24 @@ void OpLowering::parallelOver(Value memref, int64_t rank,
   parallel(uppers, body);
 }
 
+void OpLowering::serialOver(Value memref, int64_t rank,
+                            llvm::function_ref<void(ValueRange)> body) {
+  std::function<void(Values)> nest = [&](Values ivs) {
+    int64_t axis = ivs.size();
+    if (axis == rank)
+      return body(ivs);
+    forLoop(index(0), dim(memref, axis), index(1),
+            [&](Value iv) { nest(append(ivs, iv)); });
+  };
+  nest({});
+}
+
+SmallVector<Value> corey::append(ValueRange ivs, Value last) {
+  SmallVector<Value> indices(ivs);
+  indices.push_back(last);
+  return indices;
+}
+
 //===----------------------------------------------------------------------===//
 // Sequences
 //===----------------------------------------------------------------------===//

@@ -42,11 +42,18 @@ public:
   void parallelOver(Value memref, int64_t rank,
                     llvm::function_ref<void(mlir::ValueRange ivs)> body);
 
+  /// The same, one index after another.
+  void serialOver(Value memref, int64_t rank,
+                  llvm::function_ref<void(mlir::ValueRange ivs)> body);
+
   mlir::Operation *op;
 
 private:
   mlir::ReifiedRankedShapedTypeDims resultShapes;
 };
+
+/// `ivs` followed by `last`.
+llvm::SmallVector<mlir::Value> append(mlir::ValueRange ivs, mlir::Value last);
 
 /// The sequences a scan runs over: the rows of a batch, or the sequences packed
 /// along L of the only row.

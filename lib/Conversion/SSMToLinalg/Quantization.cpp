@@ -11,12 +11,6 @@ using namespace mlir;
 using namespace corey;
 using namespace corey::ssm;
 
-static SmallVector<Value> append(ValueRange ivs, Value last) {
-  SmallVector<Value> indices(ivs);
-  indices.push_back(last);
-  return indices;
-}
-
 /// Indices into the scales for the element at `row`, `d`.
 static SmallVector<Value> scaleIndex(Granularity granularity, ValueRange row,
                                      Value d) {
@@ -29,18 +23,6 @@ static SmallVector<Value> scaleIndex(Granularity granularity, ValueRange row,
     return {d};
   }
   llvm_unreachable("granularity has three values");
-}
-
-static void overRows(OpLowering &e, Value memref, int64_t rank,
-                     LoopEmitter::Values ivs,
-                     llvm::function_ref<void(ValueRange)> body) {
-  if (static_cast<int64_t>(ivs.size()) == rank)
-    return body(ivs);
-  e.forLoop(e.index(0), e.dim(memref, ivs.size()), e.index(1), [&](Value iv) {
-    LoopEmitter::Values inner(ivs);
-    inner.push_back(iv);
-    overRows(e, memref, rank, inner, body);
-  });
 }
 
 namespace {
@@ -94,7 +76,7 @@ struct QuantizeLowering : public SSMLowering<QuantizeOp> {
       e.forLoop(zero, count, one, [&](Value d) {
         e.storeScalar(e.scalar(0.0), scale, slot(d));
       });
-      overRows(e, x, rank - 1, {}, [&](ValueRange row) {
+      e.serialOver(x, rank - 1, [&](ValueRange row) {
         if (!channel) {
           e.storeScalar(maxOfRow(row, e.loadScalar(scale, ValueRange())), scale,
                         ValueRange());

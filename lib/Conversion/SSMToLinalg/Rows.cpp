@@ -16,12 +16,6 @@ static int64_t rankOf(Value memref) {
   return cast<MemRefType>(memref.getType()).getRank();
 }
 
-static SmallVector<Value> append(ValueRange ivs, Value last) {
-  SmallVector<Value> indices(ivs);
-  indices.push_back(last);
-  return indices;
-}
-
 namespace {
 //===----------------------------------------------------------------------===//
 // rms_norm
@@ -199,7 +193,7 @@ struct ProjectionLowering : public SSMLowering<ProjectionOp> {
     auto streamed = [&] {
       e.parallel({e.index(outputs)}, [&](ValueRange ivs) {
         Value m = ivs[0];
-        serialOver(e, x, rank - 1, {}, [&](ValueRange row) {
+        e.serialOver(x, rank - 1, [&](ValueRange row) {
           Value total = e.scalar(0.0);
           int64_t full = inputs / target.lanes * target.lanes;
           auto product = [&](Value k, int64_t lanes, Value sum) {
@@ -283,20 +277,6 @@ struct ProjectionLowering : public SSMLowering<ProjectionOp> {
     return getElementTypeOrSelf(memref.getType()).isF32();
   }
 
-  /// Serial loops over the first `rank` axes.
-  static void serialOver(OpLowering &e, Value memref, int64_t rank,
-                         LoopEmitter::Values ivs,
-                         llvm::function_ref<void(ValueRange)> body) {
-    int64_t axis = ivs.size();
-    if (axis == rank)
-      return body(ivs);
-    e.forLoop(e.index(0), e.dim(memref, axis), e.index(1), [&](Value iv) {
-      LoopEmitter::Values inner(ivs);
-      inner.push_back(iv);
-      serialOver(e, memref, rank, inner, body);
-    });
-  }
-
   /// corey_rt_gemm over the last two axes, looping over those before them but
   /// one, which the run-time library folds into the rows where strides allow.
   static void emitGemm(OpLowering &e, Value x, Value w, Value y, int64_t rank,
@@ -305,7 +285,7 @@ struct ProjectionLowering : public SSMLowering<ProjectionOp> {
       return axis < 0 ? e.toI64(e.index(0)) : e.toI64(metadata.getStrides()[axis]);
     };
     int64_t outer = std::max<int64_t>(rank - 3, 0);
-    serialOver(e, x, outer, {}, [&](ValueRange ivs) {
+    e.serialOver(x, outer, [&](ValueRange ivs) {
       auto xm = memref::ExtractStridedMetadataOp::create(e.b, e.loc, x);
       auto ym = memref::ExtractStridedMetadataOp::create(e.b, e.loc, y);
       auto wm = memref::ExtractStridedMetadataOp::create(e.b, e.loc, w);
@@ -355,7 +335,7 @@ struct EmbeddingLowering : public SSMLowering<EmbeddingOp> {
                        .getResult();
     };
     // Ids are checked before any row is copied; the copy clamps.
-    ProjectionLowering::serialOver(e, ids, rankOf(ids), {}, [&](ValueRange at) {
+    e.serialOver(ids, rankOf(ids), [&](ValueRange at) {
       Value id = idAt(at);
       Value bad = e.cmp(arith::CmpIPredicate::uge, id, limit);
       e.ifThen(bad, [&] { e.callRuntime("corey_rt_bad_index", {id, limit}); });

@@ -71,16 +71,7 @@ struct ObserveLowering : public SSMLowering<ObserveOp> {
     int64_t width = type.getElementTypeBitWidth();
     Value code = e.toI64(e.index(isa<BFloat16Type>(type.getElementType()) ? -width : width));
     int64_t rank = type.getRank();
-    std::function<void(SmallVector<Value>)> walk = [&](SmallVector<Value> ivs) {
-      int64_t axis = ivs.size();
-      if (axis + 1 < rank) {
-        e.forLoop(e.index(0), e.dim(x, axis), e.index(1), [&](Value iv) {
-          SmallVector<Value> inner(ivs);
-          inner.push_back(iv);
-          walk(inner);
-        });
-        return;
-      }
+    e.serialOver(x, std::max<int64_t>(rank - 1, 0), [&](ValueRange ivs) {
       auto metadata = memref::ExtractStridedMetadataOp::create(e.b, e.loc, x);
       Value offset = e.index(0);
       for (auto [i, iv] : llvm::enumerate(ivs))
@@ -89,8 +80,7 @@ struct ObserveLowering : public SSMLowering<ObserveOp> {
                                             e.toI64(e.mul(offset, width / 8)));
       Value count = rank ? e.dim(x, rank - 1) : e.index(1);
       e.callRuntime("corey_rt_observe", {site, address, e.toI64(count), code});
-    };
-    walk({});
+    });
     rewriter.replaceOp(op, op.getX());
     return success();
   }

@@ -691,14 +691,7 @@ const FunctionInfo *Executable::findFunction(std::string_view name) const {
 static Expected<Tensor> viewAs(const Tensor &tensor, const std::vector<int64_t> &shape) {
   if (tensor.shape() == shape)
     return tensor;
-  auto squeeze = [](const std::vector<int64_t> &full) {
-    std::vector<int64_t> kept;
-    for (int64_t size : full)
-      if (size != 1)
-        kept.push_back(size);
-    return kept;
-  };
-  if (squeeze(tensor.shape()) != squeeze(shape))
+  if (squeezeShape(tensor.shape()) != squeezeShape(shape))
     return Status::invalidArgument("");
   return tensor.reshape(shape);
 }

@@ -506,6 +506,14 @@ Expected<int64_t> corey::countElements(const std::vector<int64_t> &Shape) {
   return HasZero ? 0 : Product;
 }
 
+std::vector<int64_t> corey::squeezeShape(const std::vector<int64_t> &Shape) {
+  std::vector<int64_t> Kept;
+  for (int64_t Size : Shape)
+    if (Size != 1)
+      Kept.push_back(Size);
+  return Kept;
+}
+
 std::vector<int64_t>
 corey::contiguousStrides(const std::vector<int64_t> &Shape) {
   std::vector<int64_t> Strides(Shape.size());

@@ -144,6 +144,9 @@ Expected<int64_t> countElements(const std::vector<int64_t> &Shape);
 /// `countElements`.
 std::vector<int64_t> contiguousStrides(const std::vector<int64_t> &Shape);
 
+/// Returns `Shape` without its dimensions of size 1.
+std::vector<int64_t> squeezeShape(const std::vector<int64_t> &Shape);
+
 /// A strided view of typed memory.
 ///
 /// Every tensor satisfies these conditions, which its makers check: extents
