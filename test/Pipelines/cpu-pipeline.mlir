@@ -7,8 +7,8 @@
 // RUN: corey-opt %s --corey-cpu-pipeline > /dev/null
 
 // The options reach the passes.
-// RUN: corey-opt %s --corey-cpu-pipeline="vector-bits=512 policy=fixed:64" --dump-pass-pipeline 2>&1 >/dev/null | FileCheck %s --check-prefix=OPTIONS
-// OPTIONS: ssm-bind-chunks{policy=fixed:64}
+// RUN: corey-opt %s --corey-cpu-pipeline="vector-bits=512 policy=static:64" --dump-pass-pipeline 2>&1 >/dev/null | FileCheck %s --check-prefix=OPTIONS
+// OPTIONS: ssm-bind-chunks{policy=static:64}
 // OPTIONS: convert-ssm-to-linalg{vector-bits=512}
 // OPTIONS: corey-expand-math{vector-bits=512}
 
@@ -24,7 +24,7 @@
 
 // CHECK-DAG: llvm.func @corey_rt_malloc(i64) -> !llvm.ptr
 // CHECK-DAG: llvm.func @corey_rt_free(!llvm.ptr)
-// CHECK-DAG: llvm.func @corey_rt_chunk(i64, i64, i64) -> i64
+// CHECK-DAG: llvm.func @corey_rt_chunk(i64, i64, i64, i64) -> i64
 // CHECK-DAG: llvm.func @corey_rt_gemm(
 // CHECK-DAG: llvm.mlir.global internal constant @corey_site_scan0("scan0\00")
 // CHECK-DAG: ssm.weight @w "block.w" : tensor<16xf32>

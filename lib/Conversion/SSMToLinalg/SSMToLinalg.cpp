@@ -48,10 +48,19 @@ struct BindChunkLowering : public SSMLowering<BindChunkOp> {
   using SSMLowering::SSMLowering;
   LogicalResult matchAndRewrite(BindChunkOp op,
                                 PatternRewriter &rewriter) const override {
+    // The policy of the site, as the chunk it gives where nobody sets one.
+    int64_t fallback = 0;
+    StringRef policy = op.getPolicy().value_or("");
+    if (policy.consume_front("static:")
+            ? policy.getAsInteger(10, fallback) || fallback < 1
+            : !policy.empty() && policy != "unsplit")
+      return op.emitOpError("expected policy 'unsplit' or 'static:<tokens>', got '")
+             << *op.getPolicy() << "'";
     OpLowering e(rewriter, op, target);
     Value chunk = e.callRuntime("corey_rt_chunk",
                                 {siteAddress(e, op.getSiteAttr()),
-                                 e.toI64(op.getBatch()), e.toI64(op.getLength())},
+                                 e.toI64(op.getBatch()), e.toI64(op.getLength()),
+                                 e.toI64(e.index(fallback))},
                                 e.b.getI64Type());
     rewriter.replaceOpWithNewOp<arith::IndexCastOp>(op, e.b.getIndexType(), chunk);
     return success();
@@ -112,6 +121,12 @@ struct ConvertSSMToLinalg
     populateQuantizationLowerings(patterns, *target);
     patterns.add<BindChunkLowering, ObserveLowering>(context, *target);
     FrozenRewritePatternSet frozen(std::move(patterns));
+    // A lowering that refuses an op says why; nothing is to be added to that.
+    bool explained = false;
+    ScopedDiagnosticHandler handler(context, [&](Diagnostic &diagnostic) {
+      explained |= diagnostic.getSeverity() == DiagnosticSeverity::Error;
+      return failure();
+    });
     // Fused regions nest; each round inlines one level.
     bool hadFused;
     do {
@@ -122,7 +137,8 @@ struct ConvertSSMToLinalg
     WalkResult result = getOperation().walk([&](Operation *op) {
       if (!isLowered(op))
         return WalkResult::advance();
-      op->emitError("expected every ssm op to have a CPU lowering");
+      if (!explained)
+        op->emitError("expected every ssm op to have a CPU lowering");
       return WalkResult::interrupt();
     });
     if (result.wasInterrupted())

@@ -142,24 +142,26 @@ void *corey_rt_malloc(size_t size) {
 
 void corey_rt_free(void *pointer) { call().arena.release(pointer); }
 
-int64_t corey_rt_chunk(int64_t site, int64_t batch, int64_t length) {
-  int64_t unsplit = std::max<int64_t>(length, 1);
+int64_t corey_rt_chunk(int64_t site, int64_t batch, int64_t length,
+                       int64_t fallback) {
   ProgramState *program = call().program;
+  if (fallback <= 0 && program)
+    fallback = program->defaultChunk;
+  int64_t chunk = fallback > 0 ? fallback : std::max<int64_t>(length, 1);
   if (!program)
-    return unsplit;
+    return chunk;
   const char *name = reinterpret_cast<const char *>(site);
   for (auto &entry : program->chunks) {
     if (entry->name != name)
       continue;
-    int64_t chunk = entry->requested.load(std::memory_order_relaxed);
-    if (chunk <= 0)
-      chunk = program->defaultChunk > 0 ? program->defaultChunk : unsplit;
+    if (int64_t requested = entry->requested.load(std::memory_order_relaxed))
+      chunk = requested;
     entry->lastBatch.store(batch, std::memory_order_relaxed);
     entry->lastLength.store(length, std::memory_order_relaxed);
     entry->lastChunk.store(chunk, std::memory_order_relaxed);
-    return chunk;
+    break;
   }
-  return unsplit;
+  return chunk;
 }
 
 static double widen(const void *address, int64_t index, int64_t width) {

@@ -442,7 +442,8 @@ Status Executable::Impl::describe(ModuleOp module) {
     for (auto &site : program.chunks)
       if (site->name == op.getSite())
         return;
-    program.chunks.push_back(std::make_unique<device::ChunkSite>(op.getSite().str()));
+    program.chunks.push_back(std::make_unique<device::ChunkSite>(
+        op.getSite().str(), op.getPolicy() ? op.getPolicy()->str() : policy));
   });
   return Status::ok();
 }
@@ -1102,7 +1103,7 @@ std::vector<ChunkInfo> Executable::chunks() const {
     info.batch = site->lastBatch;
     info.length = site->lastLength;
     info.chunk = site->lastChunk;
-    info.reason = info.requested ? "set by the caller" : "policy " + impl->policy;
+    info.reason = info.requested ? "set by the caller" : "policy " + site->policy;
     list.push_back(info);
   }
   return list;

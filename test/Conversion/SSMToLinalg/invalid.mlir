@@ -20,7 +20,6 @@ module {}
 //--- unbound.mlir
 func.func @scan(%u: tensor<?x?x8xf32>, %a: tensor<8x4xf32>, %b: tensor<?x?x1x4xf32>) -> tensor<?x?x8xf32> {
   // expected-error @below {{'ssm.selective_scan' op expected a bound chunk, got run-time site @scan; run ssm-bind-chunks first}}
-  // expected-error @below {{expected every ssm op to have a CPU lowering}}
   %y = ssm.selective_scan %u, %u, %a, %b, %b {chunk = #ssm.chunk<runtime = @scan>} : tensor<?x?x8xf32>, tensor<?x?x8xf32>,
       tensor<8x4xf32>, tensor<?x?x1x4xf32>, tensor<?x?x1x4xf32> -> tensor<?x?x8xf32>
   return %y : tensor<?x?x8xf32>
@@ -30,8 +29,15 @@ func.func @scan(%u: tensor<?x?x8xf32>, %a: tensor<8x4xf32>, %b: tensor<?x?x1x4xf
 
 func.func @ssd(%x: tensor<?x?x8x4xf32>, %decay: tensor<?x?x8xf32>, %b: tensor<?x?x1x16xf32>) -> tensor<?x?x8x4xf32> {
   // expected-error @below {{'ssm.ssd' op expected a bound chunk, got run-time site @layer0.scan; run ssm-bind-chunks first}}
-  // expected-error @below {{expected every ssm op to have a CPU lowering}}
   %y = ssm.ssd %x decay(%decay : tensor<?x?x8xf32>) B(%b) C(%b) {chunk = #ssm.chunk<runtime = @layer0.scan>}
       : tensor<?x?x8x4xf32>, tensor<?x?x1x16xf32>, tensor<?x?x1x16xf32> -> tensor<?x?x8x4xf32>
   return %y : tensor<?x?x8x4xf32>
+}
+
+// -----
+
+func.func @policy(%b: index, %l: index) -> index {
+  // expected-error @below {{'ssm.bind_chunk' op expected policy 'unsplit' or 'static:<tokens>', got 'static:0'}}
+  %c = ssm.bind_chunk @site(%b, %l) {policy = "static:0"}
+  return %c : index
 }

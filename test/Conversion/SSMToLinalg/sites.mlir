@@ -11,7 +11,7 @@
 // One constant per site, ended by a zero byte.
 // CHECK-DAG: llvm.mlir.global internal constant @corey_site_layer0.scan("layer0.scan\00")
 // CHECK-DAG: llvm.mlir.global internal constant @corey_site_layer0.u("layer0.u\00")
-// CHECK-DAG: func.func private @corey_rt_chunk(i64, i64, i64) -> i64
+// CHECK-DAG: func.func private @corey_rt_chunk(i64, i64, i64, i64) -> i64
 // CHECK-DAG: func.func private @corey_rt_observe(i64, i64, i64, i64)
 
 // ONCE-COUNT-2: llvm.mlir.global
@@ -23,7 +23,7 @@
 // CHECK: %[[SITE:.+]] = llvm.ptrtoint %[[NAME]] : !llvm.ptr to i64
 // CHECK: %[[BI:.+]] = arith.index_cast %[[B]] : index to i64
 // CHECK: %[[LI:.+]] = arith.index_cast %[[L]] : index to i64
-// CHECK: %[[K:.+]] = call @corey_rt_chunk(%[[SITE]], %[[BI]], %[[LI]]) : (i64, i64, i64) -> i64
+// CHECK: %[[K:.+]] = call @corey_rt_chunk(%[[SITE]], %[[BI]], %[[LI]], %{{.+}}) : (i64, i64, i64, i64) -> i64
 // CHECK: %[[R:.+]] = arith.index_cast %[[K]] : i64 to index
 // CHECK: return %[[R]]
 func.func @chunk(%b: index, %l: index) -> index {

@@ -45,8 +45,11 @@ private:
 
 /// A chunk site: what was asked for, and what the last call used.
 struct ChunkSite {
-  explicit ChunkSite(std::string name) : name(std::move(name)) {}
+  ChunkSite(std::string name, std::string policy)
+      : name(std::move(name)), policy(std::move(policy)) {}
   const std::string name;
+  /// Who chooses where nobody sets a chunk, for people.
+  const std::string policy;
   /// 0: by the policy; otherwise the chunk to use.
   std::atomic<int64_t> requested{0};
   std::atomic<int64_t> lastBatch{0}, lastLength{0}, lastChunk{0};

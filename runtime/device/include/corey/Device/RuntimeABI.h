@@ -20,8 +20,11 @@ void *corey_rt_malloc(size_t size);
 void corey_rt_free(void *pointer);
 
 /// The chunk, in tokens and at least 1, of the site called `site` (address of
-/// a NUL-terminated string) for a scan over `batch` sequences of `length`.
-int64_t corey_rt_chunk(int64_t site, int64_t batch, int64_t length);
+/// a NUL-terminated string) for a scan over `batch` sequences of `length`: what
+/// the caller set, else `fallback` if it is not 0, else what the program's
+/// policy says, else the whole length.
+int64_t corey_rt_chunk(int64_t site, int64_t batch, int64_t length,
+                       int64_t fallback);
 
 /// y = x w^T, or y += x w^T with `accumulate`, in f32, for `batch` blocks of
 /// `rows` rows: x is [batch, rows, inputs], w is [outputs, inputs] and y is
