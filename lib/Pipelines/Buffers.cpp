@@ -45,7 +45,8 @@ static Value stripCasts(Value value) {
 static void resultsToArguments(func::FuncOp function) {
   if (function.isExternal() || function.getNumResults() == 0)
     return;
-  auto terminator = cast<func::ReturnOp>(function.getBody().front().getTerminator());
+  auto terminator =
+      cast<func::ReturnOp>(function.getBody().front().getTerminator());
   OpBuilder builder(terminator);
   Location loc = terminator.getLoc();
   SmallVector<Value> plain;
@@ -60,7 +61,8 @@ static void resultsToArguments(func::FuncOp function) {
     auto outType = MemRefType::get(type.getShape(), type.getElementType());
     unsigned index = function.getNumArguments();
     DictionaryAttr attrs = function.getResultAttrDict(i);
-    (void)function.insertArgument(index, outType, attrs ? attrs : DictionaryAttr(), loc);
+    (void)function.insertArgument(index, outType,
+                                  attrs ? attrs : DictionaryAttr(), loc);
     Value out = function.getArgument(index);
     Value source = stripCasts(value);
     auto alloc = source.getDefiningOp<memref::AllocOp>();
@@ -89,17 +91,16 @@ struct Bufferize : public corey::impl::BufferizeBase<Bufferize> {
     options.setFunctionBoundaryTypeConversion(
         bufferization::LayoutMapOption::InferLayoutMap);
     options.functionArgTypeConverterFn =
-        [](bufferization::TensorLikeType type, Attribute memorySpace, func::FuncOp,
-           const bufferization::BufferizationOptions &) {
+        [](bufferization::TensorLikeType type, Attribute memorySpace,
+           func::FuncOp, const bufferization::BufferizationOptions &) {
           auto tensor = cast<RankedTensorType>(type);
           SmallVector<int64_t> strides(tensor.getRank(), ShapedType::kDynamic);
           if (!strides.empty())
             strides.back() = 1;
           auto layout = StridedLayoutAttr::get(tensor.getContext(),
                                                ShapedType::kDynamic, strides);
-          return cast<bufferization::BufferLikeType>(
-              MemRefType::get(tensor.getShape(), tensor.getElementType(), layout,
-                              memorySpace));
+          return cast<bufferization::BufferLikeType>(MemRefType::get(
+              tensor.getShape(), tensor.getElementType(), layout, memorySpace));
         };
     bufferization::BufferizationState state;
     // Inputs belong to the caller and are never written.
@@ -107,22 +108,26 @@ struct Bufferize : public corey::impl::BufferizeBase<Bufferize> {
       if (!function.isExternal())
         for (unsigned i = 0; i < function.getNumArguments(); ++i)
           if (isa<TensorType>(function.getArgumentTypes()[i]))
-            function.setArgAttr(i, bufferization::BufferizationDialect::kWritableAttrName,
-                                BoolAttr::get(&getContext(), false));
-    if (failed(bufferization::runOneShotModuleBufferize(getOperation(), options, state)))
+            function.setArgAttr(
+                i, bufferization::BufferizationDialect::kWritableAttrName,
+                BoolAttr::get(&getContext(), false));
+    if (failed(bufferization::runOneShotModuleBufferize(getOperation(), options,
+                                                        state)))
       return signalPassFailure();
     bufferization::removeBufferizationAttributesInModule(getOperation());
     for (auto function : getOperation().getOps<func::FuncOp>())
       if (!function.isPrivate()) {
         resultsToArguments(function);
-        function->setAttr("llvm.emit_c_interface", UnitAttr::get(&getContext()));
+        function->setAttr("llvm.emit_c_interface",
+                          UnitAttr::get(&getContext()));
       }
     // Copies become loops like everything else.
     SmallVector<memref::CopyOp> copies;
     getOperation().walk([&](memref::CopyOp op) { copies.push_back(op); });
     for (memref::CopyOp op : copies) {
       OpBuilder builder(op);
-      linalg::makeMemRefCopyOp(builder, op.getLoc(), op.getSource(), op.getTarget());
+      linalg::makeMemRefCopyOp(builder, op.getLoc(), op.getSource(),
+                               op.getTarget());
       op.erase();
     }
   }
@@ -198,13 +203,15 @@ struct SerializeInnerLoops
       IRRewriter builder(loop);
       Location loc = loop.getLoc();
       unsigned outer = loop.getNumLoops() - 1;
-      Value lower = loop.getLowerBound()[outer], upper = loop.getUpperBound()[outer];
+      Value lower = loop.getLowerBound()[outer],
+            upper = loop.getUpperBound()[outer];
       Value step = loop.getStep()[outer];
       SmallVector<Value> ivs;
       if (outer) {
         auto split = scf::ParallelOp::create(
             builder, loc, loop.getLowerBound().take_front(outer),
-            loop.getUpperBound().take_front(outer), loop.getStep().take_front(outer));
+            loop.getUpperBound().take_front(outer),
+            loop.getStep().take_front(outer));
         llvm::append_range(ivs, split.getInductionVars());
         builder.setInsertionPoint(split.getBody()->getTerminator());
       }
@@ -228,7 +235,8 @@ struct GuardParallelRegions
     // A scope around an iteration frees its stack memory. It must become calls
     // before structured loops inside it turn into blocks.
     SmallVector<memref::AllocaScopeOp> scopes;
-    getOperation().walk([&](memref::AllocaScopeOp op) { scopes.push_back(op); });
+    getOperation().walk(
+        [&](memref::AllocaScopeOp op) { scopes.push_back(op); });
     for (memref::AllocaScopeOp scope : scopes) {
       IRRewriter rewriter(scope);
       Location loc = scope.getLoc();
@@ -251,7 +259,8 @@ struct GuardParallelRegions
     }
     getOperation().walk([&](omp::LoopNestOp nest) {
       auto region = nest->getParentOfType<omp::ParallelOp>();
-      if (!region || region.getIfExpr() || !llvm::all_of(nest.getLoopUpperBounds(), [&](Value v) {
+      if (!region || region.getIfExpr() ||
+          !llvm::all_of(nest.getLoopUpperBounds(), [&](Value v) {
             return !region->isAncestor(v.getParentBlock()->getParentOp());
           }))
         return;
@@ -277,8 +286,9 @@ struct RuntimeAllocation
     : public corey::impl::RuntimeAllocationBase<RuntimeAllocation> {
   void runOnOperation() override {
     SymbolTable symbols(getOperation());
-    for (auto [from, to] : {std::pair<StringRef, StringRef>{"malloc", "corey_rt_malloc"},
-                            {"free", "corey_rt_free"}})
+    for (auto [from, to] :
+         {std::pair<StringRef, StringRef>{"malloc", "corey_rt_malloc"},
+          {"free", "corey_rt_free"}})
       if (auto function = symbols.lookup<LLVM::LLVMFuncOp>(from)) {
         if (failed(symbols.rename(function, to)))
           return signalPassFailure();

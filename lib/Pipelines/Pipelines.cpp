@@ -73,9 +73,11 @@ static void addPhase(OpPassManager &pm, const CPUPipelineOptions &options,
   }
 }
 
-void corey::buildCPUPipeline(OpPassManager &pm, const CPUPipelineOptions &options,
-                             CPUPhase first, CPUPhase last) {
-  for (int phase = static_cast<int>(first); phase <= static_cast<int>(last); ++phase)
+void corey::buildCPUPipeline(OpPassManager &pm,
+                             const CPUPipelineOptions &options, CPUPhase first,
+                             CPUPhase last) {
+  for (int phase = static_cast<int>(first); phase <= static_cast<int>(last);
+       ++phase)
     addPhase(pm, options, static_cast<CPUPhase>(phase));
 }
 

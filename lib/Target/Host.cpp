@@ -23,6 +23,8 @@
 #include "llvm/Support/SmallVectorMemoryBuffer.h"
 #include "llvm/Support/TargetSelect.h"
 #include "llvm/Target/TargetMachine.h"
+#include "llvm/Target/TargetOptions.h"
+#include "llvm/TargetParser/Host.h"
 #include "llvm/Transforms/InstCombine/InstCombine.h"
 #include "llvm/Transforms/Scalar/EarlyCSE.h"
 #include "llvm/Transforms/Scalar/LICM.h"
@@ -32,8 +34,6 @@
 #include "llvm/Transforms/Scalar/SimplifyCFG.h"
 #include "llvm/Transforms/Utils/Cloning.h"
 #include "llvm/Transforms/Vectorize/LoopVectorize.h"
-#include "llvm/Target/TargetOptions.h"
-#include "llvm/TargetParser/Host.h"
 #include <set>
 #include <thread>
 
@@ -57,7 +57,8 @@ corey::createHostTargetMachine(llvm::StringRef cpu, llvm::StringRef features) {
   (void)initialized;
   llvm::Triple triple(llvm::sys::getDefaultTargetTriple());
   std::string message;
-  const llvm::Target *target = llvm::TargetRegistry::lookupTarget(triple, message);
+  const llvm::Target *target =
+      llvm::TargetRegistry::lookupTarget(triple, message);
   if (!target)
     return makeError(message);
   std::string hostFeatures;
@@ -94,12 +95,14 @@ static void moveBF16AsIntegers(llvm::Function &function) {
         llvm::Type *type = integerType(load->getType());
         if (!type)
           continue;
-        auto *bits = builder.CreateAlignedLoad(type, load->getPointerOperand(), load->getAlign());
+        auto *bits = builder.CreateAlignedLoad(type, load->getPointerOperand(),
+                                               load->getAlign());
         load->replaceAllUsesWith(builder.CreateBitCast(bits, load->getType()));
         load->eraseFromParent();
       } else if (auto *store = llvm::dyn_cast<llvm::StoreInst>(&instruction)) {
         if (llvm::Type *type = integerType(store->getValueOperand()->getType()))
-          store->setOperand(0, builder.CreateBitCast(store->getValueOperand(), type));
+          store->setOperand(
+              0, builder.CreateBitCast(store->getValueOperand(), type));
       }
     }
 }
@@ -109,7 +112,8 @@ corey::translateToLLVMIR(mlir::ModuleOp module, llvm::LLVMContext &context,
                          llvm::TargetMachine &machine) {
   for (auto weight : llvm::make_early_inc_range(module.getOps<ssm::WeightOp>()))
     weight.erase();
-  std::unique_ptr<llvm::Module> result = mlir::translateModuleToLLVMIR(module, context);
+  std::unique_ptr<llvm::Module> result =
+      mlir::translateModuleToLLVMIR(module, context);
   if (!result)
     return makeError("translation to LLVM IR failed");
   result->setDataLayout(machine.createDataLayout());
@@ -140,8 +144,7 @@ corey::translateToLLVMIR(mlir::ModuleOp module, llvm::LLVMContext &context,
     function->setLinkage(llvm::GlobalValue::ExternalLinkage);
     auto *invoke = llvm::Function::Create(
         llvm::FunctionType::get(builder.getVoidTy(), {pointer}, false),
-        llvm::Function::ExternalLinkage,
-        getInvokeSymbol(name), *result);
+        llvm::Function::ExternalLinkage, getInvokeSymbol(name), *result);
     builder.SetInsertPoint(llvm::BasicBlock::Create(context, "entry", invoke));
     std::vector<llvm::Value *> arguments;
     for (unsigned i = 0; i < function->arg_size(); ++i)
@@ -155,8 +158,9 @@ corey::translateToLLVMIR(mlir::ModuleOp module, llvm::LLVMContext &context,
 }
 
 /// What code that comes out of MLIR's canonicalizer still needs. Vectors and
-/// register blocks are explicit in it, so a fraction of LLVM's O2 gives the same
-/// loops in half the time; the loop vectoriser remains for elementwise ops.
+/// register blocks are explicit in it, so a fraction of LLVM's O2 gives the
+/// same loops in half the time; the loop vectoriser remains for elementwise
+/// ops.
 static llvm::FunctionPassManager buildLeanPipeline() {
   llvm::FunctionPassManager passes;
   passes.addPass(llvm::SROAPass(llvm::SROAOptions::ModifyCFG));
@@ -166,7 +170,8 @@ static llvm::FunctionPassManager buildLeanPipeline() {
   llvm::LoopPassManager loops;
   loops.addPass(llvm::LoopRotatePass());
   loops.addPass(llvm::LICMPass(llvm::LICMOptions()));
-  passes.addPass(llvm::createFunctionToLoopPassAdaptor(std::move(loops), /*UseMemorySSA=*/true));
+  passes.addPass(llvm::createFunctionToLoopPassAdaptor(std::move(loops),
+                                                       /*UseMemorySSA=*/true));
   passes.addPass(llvm::LoopVectorizePass());
   passes.addPass(llvm::EarlyCSEPass());
   passes.addPass(llvm::SimplifyCFGPass());
@@ -200,7 +205,8 @@ void corey::optimize(llvm::Module &module, llvm::TargetMachine &machine,
     passes = builder.buildPerModuleDefaultPipeline(llvm::OptimizationLevel::O1);
     break;
   case 2:
-    passes.addPass(llvm::createModuleToFunctionPassAdaptor(buildLeanPipeline()));
+    passes.addPass(
+        llvm::createModuleToFunctionPassAdaptor(buildLeanPipeline()));
     break;
   default:
     passes = builder.buildPerModuleDefaultPipeline(llvm::OptimizationLevel::O3);
@@ -212,10 +218,12 @@ void corey::optimize(llvm::Module &module, llvm::TargetMachine &machine,
 // Objects
 //===----------------------------------------------------------------------===//
 
-static llvm::Error emitObjectTo(llvm::Module &module, llvm::TargetMachine &machine,
+static llvm::Error emitObjectTo(llvm::Module &module,
+                                llvm::TargetMachine &machine,
                                 llvm::raw_pwrite_stream &os) {
   llvm::legacy::PassManager passes;
-  if (machine.addPassesToEmitFile(passes, os, nullptr, llvm::CodeGenFileType::ObjectFile,
+  if (machine.addPassesToEmitFile(passes, os, nullptr,
+                                  llvm::CodeGenFileType::ObjectFile,
                                   /*DisableVerify=*/true))
     return makeError("the target cannot emit objects");
   passes.run(module);
@@ -224,12 +232,14 @@ static llvm::Error emitObjectTo(llvm::Module &module, llvm::TargetMachine &machi
 
 /// Cuts a module into `count` modules of about the same size, as bitcode: a
 /// thread compiles each in a context of its own.
-static std::vector<llvm::SmallString<0>> splitModule(llvm::Module &module, unsigned count) {
+static std::vector<llvm::SmallString<0>> splitModule(llvm::Module &module,
+                                                     unsigned count) {
   std::vector<std::pair<unsigned, llvm::Function *>> functions;
   for (llvm::Function &function : module)
     if (!function.isDeclaration())
       functions.push_back({function.getInstructionCount(), &function});
-  llvm::stable_sort(functions, [](auto &a, auto &b) { return a.first > b.first; });
+  llvm::stable_sort(functions,
+                    [](auto &a, auto &b) { return a.first > b.first; });
   std::vector<unsigned> load(count, 0);
   llvm::DenseMap<const llvm::GlobalValue *, unsigned> part;
   for (auto [size, function] : functions) {
@@ -266,11 +276,13 @@ corey::compileObjects(llvm::Module &module, llvm::TargetMachine &machine,
   constexpr unsigned kWorthSplitting = 1000;
   std::vector<std::unique_ptr<llvm::MemoryBuffer>> objects;
   auto toBuffer = [](llvm::SmallString<0> &&data) {
-    return std::make_unique<llvm::SmallVectorMemoryBuffer>(std::move(data), "corey",
-                                                           /*RequiresNullTerminator=*/false);
+    return std::make_unique<llvm::SmallVectorMemoryBuffer>(
+        std::move(data), "corey",
+        /*RequiresNullTerminator=*/false);
   };
   // LLVM's O3 inlines: it must see the whole.
-  if (threads < 2 || level > 2 || module.getInstructionCount() < kWorthSplitting) {
+  if (threads < 2 || level > 2 ||
+      module.getInstructionCount() < kWorthSplitting) {
     optimize(module, machine, level);
     llvm::SmallString<0> data;
     llvm::raw_svector_ostream os(data);
@@ -284,8 +296,11 @@ corey::compileObjects(llvm::Module &module, llvm::TargetMachine &machine,
   std::vector<std::string> errors(threads);
   auto compile = [&](unsigned i) {
     llvm::LLVMContext context;
-    auto fail = [&](llvm::Error error) { errors[i] = llvm::toString(std::move(error)); };
-    auto part = llvm::parseBitcodeFile(llvm::MemoryBufferRef(parts[i], "part"), context);
+    auto fail = [&](llvm::Error error) {
+      errors[i] = llvm::toString(std::move(error));
+    };
+    auto part = llvm::parseBitcodeFile(llvm::MemoryBufferRef(parts[i], "part"),
+                                       context);
     if (!part)
       return fail(part.takeError());
     auto own = createHostTargetMachine();
@@ -310,7 +325,8 @@ corey::compileObjects(llvm::Module &module, llvm::TargetMachine &machine,
   return std::move(objects);
 }
 
-llvm::Error corey::emitObject(llvm::Module &module, llvm::TargetMachine &machine,
+llvm::Error corey::emitObject(llvm::Module &module,
+                              llvm::TargetMachine &machine,
                               llvm::StringRef path) {
   std::error_code code;
   llvm::raw_fd_ostream os(path, code);
@@ -336,20 +352,24 @@ llvm::Error corey::linkSharedLibrary(llvm::StringRef object,
   if (!driver)
     return makeError("expected a C compiler on PATH to link a shared library, "
                      "got none of cc, clang-22, clang, gcc");
-  std::vector<llvm::StringRef> arguments = {*driver, "-shared", "-o", path, object};
+  std::vector<llvm::StringRef> arguments = {*driver, "-shared", "-o", path,
+                                            object};
   if (!runtimeArchive.empty())
     arguments.push_back(runtimeArchive);
   // Loops run on LLVM's OpenMP library, which the program finds where this
   // build found it or on its library path.
-  std::string rpath = "-Wl,-rpath," + llvm::sys::path::parent_path(COREY_LIBOMP).str();
-  for (llvm::StringRef flag : {"-Wl,--gc-sections", "-Wl,--exclude-libs,ALL", "-Wl,--as-needed"})
+  std::string rpath =
+      "-Wl,-rpath," + llvm::sys::path::parent_path(COREY_LIBOMP).str();
+  for (llvm::StringRef flag :
+       {"-Wl,--gc-sections", "-Wl,--exclude-libs,ALL", "-Wl,--as-needed"})
     arguments.push_back(flag);
   arguments.push_back(COREY_LIBOMP);
   arguments.push_back(rpath);
   arguments.push_back("-lstdc++");
   arguments.push_back("-lm");
   std::string message;
-  if (llvm::sys::ExecuteAndWait(*driver, arguments, std::nullopt, {}, 0, 0, &message))
+  if (llvm::sys::ExecuteAndWait(*driver, arguments, std::nullopt, {}, 0, 0,
+                                &message))
     return makeError("linking " + path + " failed" +
                      (message.empty() ? "" : ": " + message));
   return llvm::Error::success();
@@ -387,10 +407,14 @@ std::string corey::emitCHeader(mlir::ModuleOp module, llvm::StringRef guard) {
   std::string macro = llvm::StringRef(identifier(guard)).upper() + "_H";
   os << "/* Functions of an ssm module, compiled by COREY.\n"
         " *\n"
-        " * Every argument points to a descriptor: the data, the shape and the\n"
-        " * strides in elements (the innermost stride must be 1). Outputs come\n"
-        " * last and must be contiguous, with the shapes the module implies. */\n"
-     << "#ifndef " << macro << "\n#define " << macro << "\n\n#include <stdint.h>\n\n"
+        " * Every argument points to a descriptor: the data, the shape and "
+        "the\n"
+        " * strides in elements (the innermost stride must be 1). Outputs "
+        "come\n"
+        " * last and must be contiguous, with the shapes the module implies. "
+        "*/\n"
+     << "#ifndef " << macro << "\n#define " << macro
+     << "\n\n#include <stdint.h>\n\n"
      << "#ifdef __cplusplus\nextern \"C\" {\n#endif\n";
   std::set<std::pair<int64_t, std::string>> declared;
   auto descriptor = [&](mlir::RankedTensorType type) {
@@ -400,7 +424,8 @@ std::string corey::emitCHeader(mlir::ModuleOp module, llvm::StringRef guard) {
   std::string prototypes;
   llvm::raw_string_ostream protos(prototypes);
   for (auto function : module.getOps<mlir::func::FuncOp>()) {
-    if (function.isPrivate() || function.getSymName().ends_with(ssm::kShapesSuffix))
+    if (function.isPrivate() ||
+        function.getSymName().ends_with(ssm::kShapesSuffix))
       continue;
     protos << "\n/*";
     std::vector<std::string> parameters;
@@ -408,15 +433,16 @@ std::string corey::emitCHeader(mlir::ModuleOp module, llvm::StringRef guard) {
       auto tensor = mlir::cast<mlir::RankedTensorType>(type);
       std::string element = cType(tensor.getElementType()).str();
       if (declared.insert({tensor.getRank(), element}).second) {
-        os << "\ntypedef struct {\n  " << element << " *allocated, *data;\n  int64_t offset;\n";
+        os << "\ntypedef struct {\n  " << element
+           << " *allocated, *data;\n  int64_t offset;\n";
         if (tensor.getRank())
           os << "  int64_t sizes[" << tensor.getRank() << "], strides["
              << tensor.getRank() << "];\n";
         os << "} " << descriptor(tensor) << ";\n";
       }
       protos << " " << name << ": " << tensor << "\n *";
-      parameters.push_back((constant ? "const " : "") + descriptor(tensor) + " *" +
-                           identifier(name));
+      parameters.push_back((constant ? "const " : "") + descriptor(tensor) +
+                           " *" + identifier(name));
     };
     for (unsigned i = 0; i < function.getNumArguments(); ++i) {
       std::string name = "arg" + std::to_string(i);
@@ -427,13 +453,15 @@ std::string corey::emitCHeader(mlir::ModuleOp module, llvm::StringRef guard) {
     }
     for (unsigned i = 0; i < function.getNumResults(); ++i) {
       std::string name = "result" + std::to_string(i);
-      if (auto attr = function.getResultAttrOfType<mlir::StringAttr>(i, ssm::kNameAttr))
+      if (auto attr =
+              function.getResultAttrOfType<mlir::StringAttr>(i, ssm::kNameAttr))
         name = attr.str();
       add(function.getResultTypes()[i], name, false);
     }
     protos << "/\nvoid corey_" << function.getSymName() << "("
            << llvm::join(parameters, ",\n    ") << ");\n";
   }
-  os << prototypes << "\n#ifdef __cplusplus\n}\n#endif\n\n#endif /* " << macro << " */\n";
+  os << prototypes << "\n#ifdef __cplusplus\n}\n#endif\n\n#endif /* " << macro
+     << " */\n";
   return text;
 }

@@ -24,13 +24,17 @@ static void expect(int condition, const char *what) {
 #define EXPECT(condition) expect(condition, #condition)
 
 static const char kProgram[] =
-    "func.func @main(%x: tensor<?x4xf32>, %v: tensor<4xf32>) -> tensor<?x4xf32> {\n"
+    "func.func @main(%x: tensor<?x4xf32>, %v: tensor<4xf32>) -> "
+    "tensor<?x4xf32> {\n"
     "  %y = ssm.mul %x, %v : tensor<?x4xf32>, tensor<4xf32>\n"
     "  return %y : tensor<?x4xf32>\n"
     "}\n"
-    "func.func @scan(%u: tensor<?x?x3xf32>, %a: tensor<3x2xf32>, %b: tensor<?x?x1x2xf32>) -> tensor<?x?x3xf32> {\n"
-    "  %y = ssm.selective_scan %u, %u, %a, %b, %b {chunk = #ssm.chunk<runtime = @site>} : tensor<?x?x3xf32>,\n"
-    "      tensor<?x?x3xf32>, tensor<3x2xf32>, tensor<?x?x1x2xf32>, tensor<?x?x1x2xf32> -> tensor<?x?x3xf32>\n"
+    "func.func @scan(%u: tensor<?x?x3xf32>, %a: tensor<3x2xf32>, %b: "
+    "tensor<?x?x1x2xf32>) -> tensor<?x?x3xf32> {\n"
+    "  %y = ssm.selective_scan %u, %u, %a, %b, %b {chunk = #ssm.chunk<runtime "
+    "= @site>} : tensor<?x?x3xf32>,\n"
+    "      tensor<?x?x3xf32>, tensor<3x2xf32>, tensor<?x?x1x2xf32>, "
+    "tensor<?x?x1x2xf32> -> tensor<?x?x3xf32>\n"
     "  return %y : tensor<?x?x3xf32>\n"
     "}\n";
 
@@ -52,13 +56,17 @@ int main(void) {
   if (failed)
     return 1;
 
-  EXPECT(corey_compile(context, "nonsense", 8, "x.mlir", NULL, &program) == COREY_COMPILE_ERROR);
+  EXPECT(corey_compile(context, "nonsense", 8, "x.mlir", NULL, &program) ==
+         COREY_COMPILE_ERROR);
   EXPECT(strncmp(corey_last_error(), "x.mlir:1:1: ", 12) == 0);
   corey_compile_options options = {"later", 0, 0, 0};
-  EXPECT(corey_compile(context, kProgram, sizeof kProgram - 1, NULL, &options, &program) == COREY_INVALID_ARGUMENT);
-  EXPECT(corey_compile_file(context, "no/such/file.mlir", NULL, &program) == COREY_NOT_FOUND);
+  EXPECT(corey_compile(context, kProgram, sizeof kProgram - 1, NULL, &options,
+                       &program) == COREY_INVALID_ARGUMENT);
+  EXPECT(corey_compile_file(context, "no/such/file.mlir", NULL, &program) ==
+         COREY_NOT_FOUND);
   options.policy = "static:2";
-  EXPECT(corey_compile(context, kProgram, sizeof kProgram - 1, NULL, &options, &program) == COREY_OK);
+  EXPECT(corey_compile(context, kProgram, sizeof kProgram - 1, NULL, &options,
+                       &program) == COREY_OK);
   /* The executable outlives its context. */
   corey_context_destroy(context);
   if (failed)
@@ -67,19 +75,26 @@ int main(void) {
   EXPECT(corey_num_functions(program) == 2);
   EXPECT(strcmp(corey_function_name(program, 0), "main") == 0);
   EXPECT(corey_function_name(program, 2) == NULL);
-  EXPECT(corey_num_inputs(program, "main") == 2 && corey_num_outputs(program, "main") == 1);
+  EXPECT(corey_num_inputs(program, "main") == 2 &&
+         corey_num_outputs(program, "main") == 1);
   EXPECT(corey_num_inputs(program, "none") == 0);
   corey_argument argument;
   EXPECT(corey_get_input(program, "main", 0, &argument) == COREY_OK);
-  EXPECT(strcmp(argument.name, "x") == 0 && argument.dtype == COREY_F32 && argument.rank == 2 &&
-         argument.shape[0] == -1 && argument.shape[1] == 4);
-  EXPECT(corey_get_output(program, "main", 1, &argument) == COREY_INVALID_ARGUMENT);
+  EXPECT(strcmp(argument.name, "x") == 0 && argument.dtype == COREY_F32 &&
+         argument.rank == 2 && argument.shape[0] == -1 &&
+         argument.shape[1] == 4);
+  EXPECT(corey_get_output(program, "main", 1, &argument) ==
+         COREY_INVALID_ARGUMENT);
 
   float x[8] = {1, 2, 3, 4, 5, 6, 7, 8}, v[4] = {1, 10, 100, -1}, y[8];
   int64_t xShape[2] = {2, 4}, vShape[1] = {4}, sizes[2];
-  corey_tensor inputs[2] = {tensor(x, 2, xShape), tensor(v, 1, vShape)}, output = tensor(y, 2, xShape);
-  EXPECT(corey_output_shapes(program, "main", inputs, 2, sizes, 2) == COREY_OK && sizes[0] == 2 && sizes[1] == 4);
-  EXPECT(corey_output_shapes(program, "main", inputs, 2, sizes, 1) == COREY_INVALID_ARGUMENT);
+  corey_tensor inputs[2] = {tensor(x, 2, xShape), tensor(v, 1, vShape)},
+               output = tensor(y, 2, xShape);
+  EXPECT(corey_output_shapes(program, "main", inputs, 2, sizes, 2) ==
+             COREY_OK &&
+         sizes[0] == 2 && sizes[1] == 4);
+  EXPECT(corey_output_shapes(program, "main", inputs, 2, sizes, 1) ==
+         COREY_INVALID_ARGUMENT);
   memset(y, 0x7f, sizeof y);
   EXPECT(corey_run(program, "main", inputs, 2, &output, 1) == COREY_OK);
   for (int i = 0; i < 8; ++i)
@@ -92,14 +107,17 @@ int main(void) {
   corey_tensor flippedInputs[2] = {flipped, inputs[1]};
   EXPECT(corey_run(program, "main", flippedInputs, 2, &output, 1) == COREY_OK);
   EXPECT(y[0] == 5 && y[1] == 60 && y[4] == 1);
-  EXPECT(corey_run(program, "main", inputs, 1, &output, 1) == COREY_INVALID_ARGUMENT);
+  EXPECT(corey_run(program, "main", inputs, 1, &output, 1) ==
+         COREY_INVALID_ARGUMENT);
   EXPECT(strcmp(corey_last_error(), "@main: expected 2 inputs, got 1") == 0);
   EXPECT(corey_run(program, "none", inputs, 2, &output, 1) == COREY_NOT_FOUND);
   output.dtype = COREY_F16;
-  EXPECT(corey_run(program, "main", inputs, 2, &output, 1) == COREY_INVALID_ARGUMENT);
+  EXPECT(corey_run(program, "main", inputs, 2, &output, 1) ==
+         COREY_INVALID_ARGUMENT);
   output.dtype = COREY_F32;
   output.data = x;
-  EXPECT(corey_run(program, "main", inputs, 2, &output, 1) == COREY_INVALID_ARGUMENT);
+  EXPECT(corey_run(program, "main", inputs, 2, &output, 1) ==
+         COREY_INVALID_ARGUMENT);
   EXPECT(strstr(corey_last_error(), "overlap") != NULL);
 
   /* DLPack: inputs stay ours, outputs become ours. */
@@ -128,20 +146,25 @@ int main(void) {
     b[i] = 1;
   u[0] = 1;
   int64_t uShape[3] = {1, 5, 3}, aShape[2] = {3, 2}, bShape[4] = {1, 5, 1, 2};
-  corey_tensor scanIn[3] = {tensor(u, 3, uShape), tensor(a, 2, aShape), tensor(b, 4, bShape)}, scanOut = tensor(s, 3, uShape);
+  corey_tensor scanIn[3] = {tensor(u, 3, uShape), tensor(a, 2, aShape),
+                            tensor(b, 4, bShape)},
+               scanOut = tensor(s, 3, uShape);
   corey_chunk chunk;
   EXPECT(corey_run(program, "scan", scanIn, 3, &scanOut, 1) == COREY_OK);
   EXPECT(s[0] == 2);
-  EXPECT(corey_get_chunk(program, "site", &chunk) == COREY_OK && chunk.chunk == 2 && chunk.length == 5 && chunk.batch == 1);
+  EXPECT(corey_get_chunk(program, "site", &chunk) == COREY_OK &&
+         chunk.chunk == 2 && chunk.length == 5 && chunk.batch == 1);
   EXPECT(corey_set_chunk(program, "site", 3) == COREY_OK);
   EXPECT(corey_run(program, "scan", scanIn, 3, &scanOut, 1) == COREY_OK);
-  EXPECT(corey_get_chunk(program, "site", &chunk) == COREY_OK && chunk.chunk == 3 && chunk.requested == 3);
+  EXPECT(corey_get_chunk(program, "site", &chunk) == COREY_OK &&
+         chunk.chunk == 3 && chunk.requested == 3);
   EXPECT(corey_set_chunk(program, "nowhere", 3) == COREY_NOT_FOUND);
   EXPECT(corey_set_chunk(program, "site", -3) == COREY_INVALID_ARGUMENT);
   char text[16];
   size_t length = corey_explain(program, text, sizeof text);
   EXPECT(length > sizeof text && strlen(text) == sizeof text - 1);
-  EXPECT(corey_bind_weights(program, "no/such/file.safetensors", NULL) == COREY_NOT_FOUND);
+  EXPECT(corey_bind_weights(program, "no/such/file.safetensors", NULL) ==
+         COREY_NOT_FOUND);
   EXPECT(corey_bind_weight(program, "w", &inputs[0]) == COREY_NOT_FOUND);
 
   corey_executable_destroy(program);

@@ -48,8 +48,10 @@ protected:
 
 TEST_F(CostTest, Elementwise) {
   // 2 x 3 x 8 elements with the dynamic sizes taken as 2 and 2.
-  auto op = parse("func.func @f(%x: tensor<?x3x8xbf16>) -> tensor<?x3x8xbf16> {\n"
-                  "  %y = ssm.silu %x : tensor<?x3x8xbf16>\n  return %y : tensor<?x3x8xbf16>\n}");
+  auto op =
+      parse("func.func @f(%x: tensor<?x3x8xbf16>) -> tensor<?x3x8xbf16> {\n"
+            "  %y = ssm.silu %x : tensor<?x3x8xbf16>\n  return %y : "
+            "tensor<?x3x8xbf16>\n}");
   OpCost cost = op.getCost(2);
   EXPECT_TRUE(op.isPointwise());
   EXPECT_EQ(cost.fma, 48);
@@ -61,7 +63,8 @@ TEST_F(CostTest, Elementwise) {
 
 TEST_F(CostTest, CastMovesBytesOnly) {
   OpCost cost = parse("func.func @f(%x: tensor<4x4xf16>) -> tensor<4x4xf32> {\n"
-                      "  %y = ssm.cast %x : tensor<4x4xf16> to tensor<4x4xf32>\n  return %y : tensor<4x4xf32>\n}")
+                      "  %y = ssm.cast %x : tensor<4x4xf16> to "
+                      "tensor<4x4xf32>\n  return %y : tensor<4x4xf32>\n}")
                     .getCost(1);
   EXPECT_EQ(cost.fma, 0);
   EXPECT_EQ(cost.transcendental, 0);
@@ -71,8 +74,10 @@ TEST_F(CostTest, CastMovesBytesOnly) {
 
 TEST_F(CostTest, Projection) {
   // 2 x 5 rows of 16 inputs and 6 outputs, with a bias.
-  auto op = parse("func.func @f(%x: tensor<2x5x16xf32>, %w: tensor<6x16xf16>, %b: tensor<6xf32>) -> tensor<2x5x6xf32> {\n"
-                  "  %y = ssm.projection %x, %w bias(%b : tensor<6xf32>) : tensor<2x5x16xf32>, tensor<6x16xf16> -> tensor<2x5x6xf32>\n"
+  auto op = parse("func.func @f(%x: tensor<2x5x16xf32>, %w: tensor<6x16xf16>, "
+                  "%b: tensor<6xf32>) -> tensor<2x5x6xf32> {\n"
+                  "  %y = ssm.projection %x, %w bias(%b : tensor<6xf32>) : "
+                  "tensor<2x5x16xf32>, tensor<6x16xf16> -> tensor<2x5x6xf32>\n"
                   "  return %y : tensor<2x5x6xf32>\n}");
   OpCost cost = op.getCost(1);
   EXPECT_FALSE(op.isPointwise());
@@ -84,42 +89,56 @@ TEST_F(CostTest, Projection) {
 
 TEST_F(CostTest, SelectiveScanCountsAnExponentialPerState) {
   auto text = [](const char *attributes) {
-    return std::string("func.func @f(%u: tensor<1x?x8xf32>, %a: tensor<8x4xf32>, %b: tensor<1x?x1x4xf32>) -> tensor<1x?x8xf32> {\n"
-                       "  %y = ssm.selective_scan %u, %u, %a, %b, %b ") + attributes +
-           " : tensor<1x?x8xf32>, tensor<1x?x8xf32>, tensor<8x4xf32>, tensor<1x?x1x4xf32>, tensor<1x?x1x4xf32> -> tensor<1x?x8xf32>\n"
+    return std::string(
+               "func.func @f(%u: tensor<1x?x8xf32>, %a: tensor<8x4xf32>, %b: "
+               "tensor<1x?x1x4xf32>) -> tensor<1x?x8xf32> {\n"
+               "  %y = ssm.selective_scan %u, %u, %a, %b, %b ") +
+           attributes +
+           " : tensor<1x?x8xf32>, tensor<1x?x8xf32>, tensor<8x4xf32>, "
+           "tensor<1x?x1x4xf32>, tensor<1x?x1x4xf32> -> tensor<1x?x8xf32>\n"
            "  return %y : tensor<1x?x8xf32>\n}";
   };
   // 10 tokens of 8 channels of 4 states.
   EXPECT_EQ(parse(text("")).getCost(10).transcendental, 320);
-  EXPECT_EQ(parse(text("{delta_softplus}")).getCost(10).transcendental, 320 + 160);
+  EXPECT_EQ(parse(text("{delta_softplus}")).getCost(10).transcendental,
+            320 + 160);
 }
 
 TEST_F(CostTest, SSDIsMatrixWork) {
   // 128 tokens, 2 heads of 16 channels, 32 states, tiles of 64.
   OpCost cost =
-      parse("func.func @f(%x: tensor<1x?x2x16xf32>, %dt: tensor<1x?x2xf32>, %a: tensor<2xf32>, %b: tensor<1x?x1x32xf32>) -> tensor<1x?x2x16xf32> {\n"
-            "  %y = ssm.ssd %x dt(%dt : tensor<1x?x2xf32>) A(%a : tensor<2xf32>) B(%b) C(%b) {tile = 64 : i64}\n"
-            "      : tensor<1x?x2x16xf32>, tensor<1x?x1x32xf32>, tensor<1x?x1x32xf32> -> tensor<1x?x2x16xf32>\n"
-            "  return %y : tensor<1x?x2x16xf32>\n}")
+      parse(
+          "func.func @f(%x: tensor<1x?x2x16xf32>, %dt: tensor<1x?x2xf32>, %a: "
+          "tensor<2xf32>, %b: tensor<1x?x1x32xf32>) -> tensor<1x?x2x16xf32> {\n"
+          "  %y = ssm.ssd %x dt(%dt : tensor<1x?x2xf32>) A(%a : tensor<2xf32>) "
+          "B(%b) C(%b) {tile = 64 : i64}\n"
+          "      : tensor<1x?x2x16xf32>, tensor<1x?x1x32xf32>, "
+          "tensor<1x?x1x32xf32> -> tensor<1x?x2x16xf32>\n"
+          "  return %y : tensor<1x?x2x16xf32>\n}")
           .getCost(128);
   EXPECT_EQ(cost.matrix, 128 * 32 * (2 * 32 + 32));
   EXPECT_EQ(cost.transcendental, 128 * 2 * 32);
 }
 
 TEST_F(CostTest, HadamardGrowsWithTheLogarithm) {
-  OpCost cost = parse("func.func @f(%x: tensor<3x64xf32>) -> tensor<3x64xf32> {\n"
-                      "  %y = ssm.hadamard %x {block = 16 : i64} : tensor<3x64xf32> -> tensor<3x64xf32>\n"
-                      "  return %y : tensor<3x64xf32>\n}")
-                    .getCost(1);
+  OpCost cost =
+      parse("func.func @f(%x: tensor<3x64xf32>) -> tensor<3x64xf32> {\n"
+            "  %y = ssm.hadamard %x {block = 16 : i64} : tensor<3x64xf32> -> "
+            "tensor<3x64xf32>\n"
+            "  return %y : tensor<3x64xf32>\n}")
+          .getCost(1);
   EXPECT_EQ(cost.fma, 3 * 64 * (4 + 1));
 }
 
 TEST_F(CostTest, FusedSumsArithmeticAndKeepsIntermediatesOnChip) {
-  auto op = parse("func.func @f(%x: tensor<4x8xf32>, %v: tensor<8xf32>) -> tensor<4x8xf32> {\n"
-                  "  %y = ssm.fused ins(%x, %v : tensor<4x8xf32>, tensor<8xf32>) -> tensor<4x8xf32> {\n"
+  auto op = parse("func.func @f(%x: tensor<4x8xf32>, %v: tensor<8xf32>) -> "
+                  "tensor<4x8xf32> {\n"
+                  "  %y = ssm.fused ins(%x, %v : tensor<4x8xf32>, "
+                  "tensor<8xf32>) -> tensor<4x8xf32> {\n"
                   "  ^bb0(%a: tensor<4x8xf32>, %b: tensor<8xf32>):\n"
                   "    %0 = ssm.mul %a, %b : tensor<4x8xf32>, tensor<8xf32>\n"
-                  "    %1 = ssm.exp %0 : tensor<4x8xf32>\n    ssm.yield %1 : tensor<4x8xf32>\n  }\n"
+                  "    %1 = ssm.exp %0 : tensor<4x8xf32>\n    ssm.yield %1 : "
+                  "tensor<4x8xf32>\n  }\n"
                   "  return %y : tensor<4x8xf32>\n}");
   OpCost cost = op.getCost(1);
   EXPECT_EQ(cost.fma, 64);
@@ -130,12 +149,15 @@ TEST_F(CostTest, FusedSumsArithmeticAndKeepsIntermediatesOnChip) {
 
 TEST_F(CostTest, ScalarsAndVectorsShareAnEmission) {
   auto op = parse("func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> {\n"
-                  "  %y = ssm.scale %x by 3.0 : tensor<4xf32>\n  return %y : tensor<4xf32>\n}");
+                  "  %y = ssm.scale %x by 3.0 : tensor<4xf32>\n  return %y : "
+                  "tensor<4xf32>\n}");
   mlir::OpBuilder builder(op);
   mlir::Location loc = op.getLoc();
-  for (mlir::Type type : {mlir::Type(builder.getF32Type()),
-                          mlir::Type(mlir::VectorType::get({8}, builder.getF32Type()))}) {
-    mlir::Value in = mlir::arith::ConstantOp::create(builder, loc, builder.getZeroAttr(type));
+  for (mlir::Type type :
+       {mlir::Type(builder.getF32Type()),
+        mlir::Type(mlir::VectorType::get({8}, builder.getF32Type()))}) {
+    mlir::Value in = mlir::arith::ConstantOp::create(builder, loc,
+                                                     builder.getZeroAttr(type));
     mlir::Value out = op.emitScalar(builder, loc, in);
     EXPECT_EQ(out.getType(), type);
     EXPECT_TRUE(out.getDefiningOp<mlir::arith::MulFOp>());

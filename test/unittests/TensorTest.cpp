@@ -1121,21 +1121,15 @@ TEST(DLPackTest, ImportErrorsLeaveOwnership) {
       {[](Foreign &F) { F.Managed.dl_tensor.dtype.lanes = 4; },
        StatusCode::Unsupported,
        "unsupported DLPack vector type; expected 1 lane, got 4"},
-      {[](Foreign &F) {
-         F.Managed.dl_tensor.dtype = {kDLUInt, 32, 1};
-       },
+      {[](Foreign &F) { F.Managed.dl_tensor.dtype = {kDLUInt, 32, 1}; },
        StatusCode::Unsupported,
        "unsupported DLPack element type; expected the code and bits of a known "
        "dtype, got code 1 with 32 bits"},
-      {[](Foreign &F) {
-         F.Managed.dl_tensor.dtype = {5, 64, 1};
-       },
+      {[](Foreign &F) { F.Managed.dl_tensor.dtype = {5, 64, 1}; },
        StatusCode::Unsupported,
        "unsupported DLPack element type; expected the code and bits of a known "
        "dtype, got code 5 with 64 bits"},
-      {[](Foreign &F) {
-         F.Managed.dl_tensor.dtype = {kDLFloat, 8, 1};
-       },
+      {[](Foreign &F) { F.Managed.dl_tensor.dtype = {kDLFloat, 8, 1}; },
        StatusCode::Unsupported,
        "unsupported DLPack element type; expected the code and bits of a known "
        "dtype, got code 2 with 8 bits"},

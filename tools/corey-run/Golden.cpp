@@ -32,7 +32,9 @@ struct Case {
   const llvm::json::Object *attrs = nullptr;
   Tensors inputs, outputs;
 
-  bool flag(llvm::StringRef key) const { return attrs && attrs->getBoolean(key).value_or(false); }
+  bool flag(llvm::StringRef key) const {
+    return attrs && attrs->getBoolean(key).value_or(false);
+  }
   double number(llvm::StringRef key, double fallback) const {
     return attrs ? attrs->getNumber(key).value_or(fallback) : fallback;
   }
@@ -47,7 +49,8 @@ public:
   explicit OpProgram(llvm::StringRef mnemonic) : mnemonic(mnemonic) {}
 
   /// Type of a tensor whose first `dynamic` dimensions are free.
-  static std::string type(const std::vector<int64_t> &shape, unsigned dynamic, llvm::StringRef element = "f32") {
+  static std::string type(const std::vector<int64_t> &shape, unsigned dynamic,
+                          llvm::StringRef element = "f32") {
     std::string text = "tensor<";
     for (size_t i = 0; i < shape.size(); ++i)
       text += (i < dynamic ? "?" : std::to_string(shape[i])) + "x";
@@ -56,53 +59,65 @@ public:
 
   /// An argument; `use` is how the op names it, "" for a plain operand, and
   /// "(B" stands for `B(%x)` with its type in the list at the end.
-  void operand(const std::string &name, const Tensor &tensor, unsigned dynamic, llvm::StringRef keyword = "", bool typeAtEnd = true) {
+  void operand(const std::string &name, const Tensor &tensor, unsigned dynamic,
+               llvm::StringRef keyword = "", bool typeAtEnd = true) {
     std::string t = type(tensor.shape(), dynamic);
     arguments += (arguments.empty() ? "" : ", ") + ("%" + name + ": " + t);
     if (keyword.empty())
       operands += (operands.empty() ? "%" : ", %") + name;
     else
-      operands += " " + keyword.str() + "(%" + name + (typeAtEnd ? ")" : " : " + t + ")");
+      operands += " " + keyword.str() + "(%" + name +
+                  (typeAtEnd ? ")" : " : " + t + ")");
     if (typeAtEnd)
       types += (types.empty() ? "" : ", ") + t;
     tensors.push_back(tensor);
   }
-  void result(const std::string &name, const std::vector<int64_t> &shape, unsigned dynamic) {
+  void result(const std::string &name, const std::vector<int64_t> &shape,
+              unsigned dynamic) {
     std::string t = type(shape, dynamic);
     results += (results.empty() ? "%" : ", %") + name + "_out";
     resultTypes += (resultTypes.empty() ? "" : ", ") + t;
     names.push_back(name);
   }
-  void attribute(const std::string &text) { attributes += (attributes.empty() ? "" : ", ") + text; }
+  void attribute(const std::string &text) {
+    attributes += (attributes.empty() ? "" : ", ") + text;
+  }
 
   std::string module() const {
-    return "func.func @main(" + arguments + ") -> (" + resultTypes + ") {\n  " + results + " = ssm." + mnemonic +
-           " " + operands + (attributes.empty() ? "" : " {" + attributes + "}") + " : " + types + " -> " +
-           resultTypes + "\n  return " + results + " : " + resultTypes + "\n}\n";
+    return "func.func @main(" + arguments + ") -> (" + resultTypes + ") {\n  " +
+           results + " = ssm." + mnemonic + " " + operands +
+           (attributes.empty() ? "" : " {" + attributes + "}") + " : " + types +
+           " -> " + resultTypes + "\n  return " + results + " : " +
+           resultTypes + "\n}\n";
   }
 
   std::vector<Tensor> tensors;
   std::vector<std::string> names;
 
 private:
-  std::string mnemonic, arguments, operands, types, results, resultTypes, attributes;
+  std::string mnemonic, arguments, operands, types, results, resultTypes,
+      attributes;
 };
 
 /// Runs golden cases against one context.
 class Runner {
 public:
-  Runner(Context &context, const CompileOptions &options, double rtol, double atol)
+  Runner(Context &context, const CompileOptions &options, double rtol,
+         double atol)
       : context(context), options(options), rtol(rtol), atol(atol) {}
 
   void run(const Case &c) {
     worst = Difference();
     Status status = dispatch(c);
     double bound = rtol >= 0 ? rtol : c.op == "program" ? 1e-5 : 2e-6;
-    bool ok = status && worst.relativeL2 <= bound && !(atol >= 0 && !(worst.maxAbsolute <= atol));
+    bool ok = status && worst.relativeL2 <= bound &&
+              !(atol >= 0 && !(worst.maxAbsolute <= atol));
     (ok ? passed : failed)++;
     llvm::outs() << (ok ? "PASS " : "FAIL ") << c.name << " (" << c.op << ")";
     if (status)
-      llvm::outs() << llvm::format(": relative l2 error %.3g, max absolute error %.3g\n", worst.relativeL2, worst.maxAbsolute);
+      llvm::outs() << llvm::format(
+          ": relative l2 error %.3g, max absolute error %.3g\n",
+          worst.relativeL2, worst.maxAbsolute);
     else
       llvm::outs() << ": " << status.message() << "\n";
   }
@@ -140,15 +155,18 @@ private:
 
   Status runAndCompare(const OpProgram &program, const Tensors &expected,
                        const std::map<std::string, std::string> &renamed = {}) {
-    Expected<std::shared_ptr<Executable>> executable = context.compile(program.module(), options, "<golden>");
+    Expected<std::shared_ptr<Executable>> executable =
+        context.compile(program.module(), options, "<golden>");
     if (!executable)
       return executable.takeStatus();
     std::vector<Tensor> outputs;
-    if (Status status = (*executable)->run("main", program.tensors, outputs); !status)
+    if (Status status = (*executable)->run("main", program.tensors, outputs);
+        !status)
       return status;
     for (size_t i = 0; i < outputs.size(); ++i) {
       auto it = renamed.find(program.names[i]);
-      const Tensor &reference = expected.at(it == renamed.end() ? program.names[i] : it->second);
+      const Tensor &reference =
+          expected.at(it == renamed.end() ? program.names[i] : it->second);
       if (Status status = merge(outputs[i], reference); !status)
         return status;
     }
@@ -160,13 +178,17 @@ private:
     return it == c.inputs.end() ? nullptr : &it->second;
   }
 
-  //===--- Whole sequences --------------------------------------------------===//
+  //===--- Whole sequences
+  //--------------------------------------------------===//
 
   Status selectiveScan(const Case &c) {
     OpProgram p("selective_scan");
     for (const char *name : {"u", "dt", "A", "B", "C"})
       p.operand(name, c.inputs.at(name), llvm::StringRef(name) == "A" ? 0 : 2);
-    for (auto [name, dynamic] : {std::pair<const char *, unsigned>{"D", 0}, {"z", 2}, {"delta_bias", 0}, {"initial_state", 1}})
+    for (auto [name, dynamic] : {std::pair<const char *, unsigned>{"D", 0},
+                                 {"z", 2},
+                                 {"delta_bias", 0},
+                                 {"initial_state", 1}})
       if (const Tensor *t = find(c, name))
         p.operand(name, *t, dynamic, name, /*typeAtEnd=*/false);
     if (c.flag("delta_softplus"))
@@ -177,7 +199,10 @@ private:
   }
 
   void ssdOptions(const Case &c, OpProgram &p) {
-    for (auto [name, dynamic] : {std::pair<const char *, unsigned>{"D", 0}, {"z", 2}, {"dt_bias", 0}, {"initial_states", 1}})
+    for (auto [name, dynamic] : {std::pair<const char *, unsigned>{"D", 0},
+                                 {"z", 2},
+                                 {"dt_bias", 0},
+                                 {"initial_states", 1}})
       if (const Tensor *t = find(c, name))
         p.operand(name, *t, dynamic, name, /*typeAtEnd=*/false);
     if (c.flag("dt_softplus"))
@@ -217,7 +242,8 @@ private:
     OpProgram p("causal_conv");
     p.operand("x", c.inputs.at("x"), 2);
     p.operand("weight", c.inputs.at("weight"), 0);
-    for (auto [name, dynamic] : {std::pair<const char *, unsigned>{"bias", 0}, {"initial_state", 1}})
+    for (auto [name, dynamic] :
+         {std::pair<const char *, unsigned>{"bias", 0}, {"initial_state", 1}})
       if (const Tensor *t = find(c, name))
         p.operand(name, *t, dynamic, name, false);
     if (c.text("activation") == "silu")
@@ -235,12 +261,14 @@ private:
     if (const Tensor *z = find(c, "z"))
       p.operand("z", *z, rank - 1, "z", false);
     std::string eps;
-    llvm::raw_string_ostream(eps) << llvm::format("eps = %.9e : f32", c.number("eps", 1e-5));
+    llvm::raw_string_ostream(eps)
+        << llvm::format("eps = %.9e : f32", c.number("eps", 1e-5));
     p.attribute(eps);
     if (c.flag("norm_before_gate"))
       p.attribute("norm_before_gate");
     if (double group = c.number("group_size", 0))
-      p.attribute("group_size = " + std::to_string(static_cast<int64_t>(group)) + " : i64");
+      p.attribute("group_size = " +
+                  std::to_string(static_cast<int64_t>(group)) + " : i64");
     p.result("y", c.outputs.at("y").shape(), rank - 1);
     return runAndCompare(p, c.outputs);
   }
@@ -249,12 +277,15 @@ private:
     OpProgram p("hadamard");
     unsigned rank = c.inputs.at("x").shape().size();
     p.operand("x", c.inputs.at("x"), rank - 1);
-    p.attribute("block = " + std::to_string(static_cast<int64_t>(c.number("block", 0))) + " : i64");
+    p.attribute("block = " +
+                std::to_string(static_cast<int64_t>(c.number("block", 0))) +
+                " : i64");
     p.result("y", c.outputs.at("y").shape(), rank - 1);
     return runAndCompare(p, c.outputs);
   }
 
-  //===--- One token at a time ----------------------------------------------===//
+  //===--- One token at a time
+  //----------------------------------------------===//
 
   /// Slice t of a [T, ...] tensor as [B, 1, ...]: one token.
   static Expected<Tensor> token(const Tensor &tensor, int64_t t) {
@@ -265,12 +296,14 @@ private:
     Expected<Tensor> slice = tensor.slice(0, t, t + 1);
     if (!slice)
       return slice;
-    return slice->reshape(std::vector<int64_t>(tensor.shape().begin() + 1, tensor.shape().end()));
+    return slice->reshape(
+        std::vector<int64_t>(tensor.shape().begin() + 1, tensor.shape().end()));
   }
 
   /// Compiles `build` once for tokens of the first step and runs every step,
   /// the state of one being the input of the next.
-  Status steps(const Case &c, llvm::function_ref<Status(OpProgram &, const Tensors &)> build) {
+  Status steps(const Case &c,
+               llvm::function_ref<Status(OpProgram &, const Tensors &)> build) {
     int64_t count = c.outputs.at("y").shape()[0];
     Tensor state = c.inputs.at("state0");
     std::shared_ptr<Executable> executable;
@@ -286,11 +319,14 @@ private:
           return one.takeStatus();
         it->second = *one;
       }
-      OpProgram p(c.op == "selective_state_update" ? "selective_scan" : c.op == "ssd_state_update" ? "ssd" : "causal_conv");
+      OpProgram p(c.op == "selective_state_update" ? "selective_scan"
+                  : c.op == "ssd_state_update"     ? "ssd"
+                                                   : "causal_conv");
       if (Status status = build(p, inputs); !status)
         return status;
       if (!executable) {
-        Expected<std::shared_ptr<Executable>> compiled = context.compile(p.module(), options, "<golden>");
+        Expected<std::shared_ptr<Executable>> compiled =
+            context.compile(p.module(), options, "<golden>");
         if (!compiled)
           return compiled.takeStatus();
         executable = *compiled;
@@ -298,7 +334,9 @@ private:
       std::vector<Tensor> outputs;
       if (Status status = executable->run("main", p.tensors, outputs); !status)
         return status;
-      for (auto [name, output] : {std::pair<const char *, Tensor *>{"y", &outputs[0]}, {"state", &outputs[1]}}) {
+      for (auto [name, output] :
+           {std::pair<const char *, Tensor *>{"y", &outputs[0]},
+            {"state", &outputs[1]}}) {
         Expected<Tensor> expected = step(c.outputs.at(name), t);
         if (!expected)
           return expected.takeStatus();
@@ -314,7 +352,11 @@ private:
     return steps(c, [&](OpProgram &p, const Tensors &inputs) {
       for (const char *name : {"x", "dt", "A", "B", "C"})
         p.operand(name, inputs.at(name), llvm::StringRef(name) == "A" ? 0 : 2);
-      for (auto [name, keyword, dynamic] : {std::tuple<const char *, const char *, unsigned>{"D", "D", 0}, {"z", "z", 2}, {"dt_bias", "delta_bias", 0}, {"state0", "initial_state", 1}})
+      for (auto [name, keyword, dynamic] :
+           {std::tuple<const char *, const char *, unsigned>{"D", "D", 0},
+            {"z", "z", 2},
+            {"dt_bias", "delta_bias", 0},
+            {"state0", "initial_state", 1}})
         if (inputs.count(name))
           p.operand(name, inputs.at(name), dynamic, keyword, false);
       if (c.flag("dt_softplus"))
@@ -332,7 +374,11 @@ private:
       p.operand("A", inputs.at("A"), 0, "A", false);
       p.operand("B", inputs.at("B"), 2, "B");
       p.operand("C", inputs.at("C"), 2, "C");
-      for (auto [name, keyword, dynamic] : {std::tuple<const char *, const char *, unsigned>{"D", "D", 0}, {"z", "z", 2}, {"dt_bias", "dt_bias", 0}, {"state0", "initial_states", 1}})
+      for (auto [name, keyword, dynamic] :
+           {std::tuple<const char *, const char *, unsigned>{"D", "D", 0},
+            {"z", "z", 2},
+            {"dt_bias", "dt_bias", 0},
+            {"state0", "initial_states", 1}})
         if (inputs.count(name))
           p.operand(name, inputs.at(name), dynamic, keyword, false);
       if (c.flag("dt_softplus"))
@@ -367,7 +413,8 @@ private:
 
 /// Runs a `program` case: a .mlir with weights, inputs and expected outputs
 /// named by references relative to the folder.
-static Status runProgram(Context &context, const CompileOptions &options, const std::string &folder,
+static Status runProgram(Context &context, const CompileOptions &options,
+                         const std::string &folder,
                          const llvm::json::Object &object, Difference &worst) {
   auto path = [&](llvm::StringRef text) {
     llvm::SmallString<256> result(folder);
@@ -377,7 +424,8 @@ static Status runProgram(Context &context, const CompileOptions &options, const 
   auto program = object.getString("program");
   if (!program)
     return Status::invalidArgument("expected a string 'program', got none");
-  Expected<std::shared_ptr<Executable>> executable = context.compileFile(path(*program), options);
+  Expected<std::shared_ptr<Executable>> executable =
+      context.compileFile(path(*program), options);
   if (!executable)
     return executable.takeStatus();
   if (auto weights = object.getString("weights")) {
@@ -385,18 +433,26 @@ static Status runProgram(Context &context, const CompileOptions &options, const 
     if (!file)
       return file.takeStatus();
     std::string prefix = object.getString("weight_prefix").value_or("").str();
-    if (Status status = (*executable)->bindWeights(*file, object.getString("weight_prefix") ? &prefix : nullptr); !status)
+    if (Status status =
+            (*executable)
+                ->bindWeights(*file, object.getString("weight_prefix")
+                                         ? &prefix
+                                         : nullptr);
+        !status)
       return status;
   }
-  const llvm::json::Object *inputs = object.getObject("inputs"), *outputs = object.getObject("outputs");
+  const llvm::json::Object *inputs = object.getObject("inputs"),
+                           *outputs = object.getObject("outputs");
   if (!inputs || !outputs)
-    return Status::invalidArgument("expected objects 'inputs' and 'outputs', got none");
+    return Status::invalidArgument(
+        "expected objects 'inputs' and 'outputs', got none");
   const FunctionInfo &info = (*executable)->functions().front();
   std::vector<Tensor> tensors, results;
   for (const ArgumentInfo &argument : info.inputs) {
     auto ref = inputs->getString(argument.name);
     if (!ref)
-      return Status::invalidArgument("expected an input '" + argument.name + "', got none");
+      return Status::invalidArgument("expected an input '" + argument.name +
+                                     "', got none");
     Expected<Tensor> tensor = readTensorRef(path(*ref));
     if (!tensor)
       return tensor.takeStatus();
@@ -425,26 +481,36 @@ static Status runProgram(Context &context, const CompileOptions &options, const 
   return Status::ok();
 }
 
-int corey::runGolden(Context &context, const std::string &folder, const CompileOptions &options,
-                     double rtol, double atol) {
+int corey::runGolden(Context &context, const std::string &folder,
+                     const CompileOptions &options, double rtol, double atol) {
   constexpr const char *tool = "corey-run";
   std::string index = folder + "/cases.json";
   auto buffer = llvm::MemoryBuffer::getFile(index);
   if (!buffer)
-    return reportError(tool, Status::notFound(index + ": " + buffer.getError().message()));
+    return reportError(
+        tool, Status::notFound(index + ": " + buffer.getError().message()));
   auto json = llvm::json::parse((*buffer)->getBuffer());
   if (!json)
-    return reportError(tool, Status::invalidArgument(index + ": " + llvm::toString(json.takeError())));
-  const llvm::json::Array *cases = json->getAsObject() ? json->getAsObject()->getArray("cases") : nullptr;
+    return reportError(tool,
+                       Status::invalidArgument(
+                           index + ": " + llvm::toString(json.takeError())));
+  const llvm::json::Array *cases =
+      json->getAsObject() ? json->getAsObject()->getArray("cases") : nullptr;
   if (!cases)
-    return reportError(tool, Status::invalidArgument(index + ": expected an object with an array 'cases'"));
+    return reportError(
+        tool, Status::invalidArgument(
+                  index + ": expected an object with an array 'cases'"));
 
   Runner runner(context, options, rtol, atol);
   std::map<std::string, SafeTensors> files;
   for (const llvm::json::Value &value : *cases) {
     const llvm::json::Object *object = value.getAsObject();
     if (!object || !object->getString("name") || !object->getString("op"))
-      return reportError(tool, Status::invalidArgument(index + ": expected every case to be an object with 'name' and 'op'"));
+      return reportError(
+          tool,
+          Status::invalidArgument(
+              index +
+              ": expected every case to be an object with 'name' and 'op'"));
     Case c;
     c.name = object->getString("name")->str();
     c.op = object->getString("op")->str();
@@ -452,11 +518,14 @@ int corey::runGolden(Context &context, const std::string &folder, const CompileO
     if (c.op == "program") {
       Difference worst;
       Status status = runProgram(context, options, folder, *object, worst);
-      bool ok = status && worst.relativeL2 <= (rtol >= 0 ? rtol : 1e-5) && !(atol >= 0 && !(worst.maxAbsolute <= atol));
+      bool ok = status && worst.relativeL2 <= (rtol >= 0 ? rtol : 1e-5) &&
+                !(atol >= 0 && !(worst.maxAbsolute <= atol));
       (ok ? runner.passed : runner.failed)++;
       llvm::outs() << (ok ? "PASS " : "FAIL ") << c.name << " (program): ";
       if (status)
-        llvm::outs() << llvm::format("relative l2 error %.3g, max absolute error %.3g\n", worst.relativeL2, worst.maxAbsolute);
+        llvm::outs() << llvm::format(
+            "relative l2 error %.3g, max absolute error %.3g\n",
+            worst.relativeL2, worst.maxAbsolute);
       else
         llvm::outs() << status.message() << "\n";
       continue;
@@ -464,7 +533,9 @@ int corey::runGolden(Context &context, const std::string &folder, const CompileO
     auto fileName = object->getString("file");
     const llvm::json::Object *tensors = object->getObject("tensors");
     if (!fileName || !tensors)
-      return reportError(tool, Status::invalidArgument(index + ": case '" + c.name + "': expected 'file' and 'tensors'"));
+      return reportError(
+          tool, Status::invalidArgument(index + ": case '" + c.name +
+                                        "': expected 'file' and 'tensors'"));
     std::string path = folder + "/" + fileName->str();
     auto it = files.find(path);
     if (it == files.end()) {
@@ -482,7 +553,8 @@ int corey::runGolden(Context &context, const std::string &folder, const CompileO
         break;
       }
       const llvm::json::Object *fields = description.getAsObject();
-      bool isInput = fields && fields->getString("role") == llvm::StringRef("input");
+      bool isInput =
+          fields && fields->getString("role") == llvm::StringRef("input");
       (isInput ? c.inputs : c.outputs)[key.str()] = *tensor;
     }
     if (!status)

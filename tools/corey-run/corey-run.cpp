@@ -21,16 +21,18 @@ namespace cl = llvm::cl;
 
 static constexpr const char *kTool = "corey-run";
 
-static Expected<std::pair<std::string, std::string>> splitAssignment(const std::string &option,
-                                                                     const std::string &text) {
+static Expected<std::pair<std::string, std::string>>
+splitAssignment(const std::string &option, const std::string &text) {
   size_t equals = text.find('=');
   if (equals == std::string::npos || equals == 0)
-    return Status::invalidArgument("--" + option + ": expected name=value, got '" + text + "'");
+    return Status::invalidArgument("--" + option +
+                                   ": expected name=value, got '" + text + "'");
   return std::make_pair(text.substr(0, equals), text.substr(equals + 1));
 }
 
 /// `tensor` with axes of size 1 put in front until it has the rank of `info`.
-static Expected<Tensor> withLeadingAxes(Tensor tensor, const ArgumentInfo &info) {
+static Expected<Tensor> withLeadingAxes(Tensor tensor,
+                                        const ArgumentInfo &info) {
   while (tensor.shape().size() < info.shape.size()) {
     Expected<Tensor> next = tensor.unsqueeze(0);
     if (!next)
@@ -42,26 +44,70 @@ static Expected<Tensor> withLeadingAxes(Tensor tensor, const ArgumentInfo &info)
 
 int corey::coreyRunMain(int argc, char **argv) {
   cl::OptionCategory category("corey-run options");
-  cl::opt<std::string> file(cl::Positional, cl::desc("<program.mlir>"), cl::cat(category));
-  cl::opt<std::string> target("target", cl::desc("Device to run on: cpu"), cl::init("cpu"), cl::cat(category));
-  cl::opt<int> threads("threads", cl::desc("Threads; 0 (default) takes every processor"), cl::init(0), cl::cat(category));
-  cl::opt<std::string> function("function", cl::desc("Function to run; default main, or the only one"), cl::cat(category));
-  cl::opt<std::string> weights("weights", cl::desc("Safetensors file that holds the program's weights"), cl::value_desc("file"), cl::cat(category));
-  cl::opt<std::string> prefix("weight-prefix", cl::desc("Prefix of weight keys, in place of the module's"), cl::value_desc("text"), cl::cat(category));
-  cl::list<std::string> inputs("input", cl::desc("Input tensor: name=file.safetensors:key, or name=random:<shape>[:seed]"), cl::value_desc("name=tensor"), cl::cat(category));
-  cl::list<std::string> checks("check", cl::desc("Expected output: name=file.safetensors:key"), cl::value_desc("name=tensor"), cl::cat(category));
-  cl::opt<std::string> save("save", cl::desc("Write the outputs to a safetensors file"), cl::value_desc("file"), cl::cat(category));
-  cl::opt<double> rtol("rtol", cl::desc("Bound on the relative L2 error of a check"), cl::init(-1), cl::cat(category));
-  cl::opt<double> atol("atol", cl::desc("Bound on the largest absolute error of a check"), cl::init(-1), cl::cat(category));
-  cl::list<std::string> chunk("chunk", cl::desc("Chunk of a site, in tokens: site=n"), cl::value_desc("site=n"), cl::cat(category));
-  cl::opt<std::string> policy("policy", cl::desc("Chunk policy: unsplit (default), static:<n>"), cl::init("unsplit"), cl::cat(category));
-  cl::opt<int> vectorBits("vector-bits", cl::desc("Width of a vector register: 256, 512; 0 (default) takes the host's"), cl::init(0), cl::cat(category));
-  cl::opt<bool> timeRuns("time", cl::desc("Print compile time, time to first result and the median time of a run"), cl::cat(category));
-  cl::opt<bool> explain("explain", cl::desc("Print what was compiled and which chunks were chosen, and why"), cl::cat(category));
-  cl::opt<std::string> emit("emit", cl::desc("Print the program after a phase and stop: captured, bound, lowered, buffers, llvm, llvmir, llvmir-opt"), cl::value_desc("phase"), cl::cat(category));
-  cl::opt<std::string> golden("golden", cl::desc("Run every case of a folder with a cases.json"), cl::value_desc("folder"), cl::cat(category));
+  cl::opt<std::string> file(cl::Positional, cl::desc("<program.mlir>"),
+                            cl::cat(category));
+  cl::opt<std::string> target("target", cl::desc("Device to run on: cpu"),
+                              cl::init("cpu"), cl::cat(category));
+  cl::opt<int> threads("threads",
+                       cl::desc("Threads; 0 (default) takes every processor"),
+                       cl::init(0), cl::cat(category));
+  cl::opt<std::string> function(
+      "function", cl::desc("Function to run; default main, or the only one"),
+      cl::cat(category));
+  cl::opt<std::string> weights(
+      "weights", cl::desc("Safetensors file that holds the program's weights"),
+      cl::value_desc("file"), cl::cat(category));
+  cl::opt<std::string> prefix(
+      "weight-prefix",
+      cl::desc("Prefix of weight keys, in place of the module's"),
+      cl::value_desc("text"), cl::cat(category));
+  cl::list<std::string> inputs(
+      "input",
+      cl::desc("Input tensor: name=file.safetensors:key, or "
+               "name=random:<shape>[:seed]"),
+      cl::value_desc("name=tensor"), cl::cat(category));
+  cl::list<std::string> checks(
+      "check", cl::desc("Expected output: name=file.safetensors:key"),
+      cl::value_desc("name=tensor"), cl::cat(category));
+  cl::opt<std::string> save("save",
+                            cl::desc("Write the outputs to a safetensors file"),
+                            cl::value_desc("file"), cl::cat(category));
+  cl::opt<double> rtol("rtol",
+                       cl::desc("Bound on the relative L2 error of a check"),
+                       cl::init(-1), cl::cat(category));
+  cl::opt<double> atol(
+      "atol", cl::desc("Bound on the largest absolute error of a check"),
+      cl::init(-1), cl::cat(category));
+  cl::list<std::string> chunk("chunk",
+                              cl::desc("Chunk of a site, in tokens: site=n"),
+                              cl::value_desc("site=n"), cl::cat(category));
+  cl::opt<std::string> policy(
+      "policy", cl::desc("Chunk policy: unsplit (default), static:<n>"),
+      cl::init("unsplit"), cl::cat(category));
+  cl::opt<int> vectorBits(
+      "vector-bits",
+      cl::desc(
+          "Width of a vector register: 256, 512; 0 (default) takes the host's"),
+      cl::init(0), cl::cat(category));
+  cl::opt<bool> timeRuns("time",
+                         cl::desc("Print compile time, time to first result "
+                                  "and the median time of a run"),
+                         cl::cat(category));
+  cl::opt<bool> explain(
+      "explain",
+      cl::desc("Print what was compiled and which chunks were chosen, and why"),
+      cl::cat(category));
+  cl::opt<std::string> emit(
+      "emit",
+      cl::desc("Print the program after a phase and stop: captured, bound, "
+               "lowered, buffers, llvm, llvmir, llvmir-opt"),
+      cl::value_desc("phase"), cl::cat(category));
+  cl::opt<std::string> golden(
+      "golden", cl::desc("Run every case of a folder with a cases.json"),
+      cl::value_desc("folder"), cl::cat(category));
   cl::HideUnrelatedOptions(category);
-  cl::ParseCommandLineOptions(argc, argv, "COREY: compile and run a state-space model program\n");
+  cl::ParseCommandLineOptions(
+      argc, argv, "COREY: compile and run a state-space model program\n");
 
   auto start = std::chrono::steady_clock::now();
   ContextOptions contextOptions;
@@ -77,50 +123,68 @@ int corey::coreyRunMain(int argc, char **argv) {
   if (!golden.empty())
     return runGolden(**context, golden, options, rtol, atol);
   if (file.empty())
-    return reportError(kTool, Status::invalidArgument("expected a program or --golden, got neither; see --help"));
+    return reportError(
+        kTool, Status::invalidArgument(
+                   "expected a program or --golden, got neither; see --help"));
   if (!emit.empty()) {
     auto buffer = llvm::MemoryBuffer::getFile(file);
     if (!buffer)
-      return reportError(kTool, Status::ioError(file + ": " + buffer.getError().message()));
+      return reportError(
+          kTool, Status::ioError(file + ": " + buffer.getError().message()));
     llvm::StringRef text = (*buffer)->getBuffer();
-    Expected<std::string> result = (*context)->emit({text.data(), text.size()}, emit.getValue(), options, file.getValue());
+    Expected<std::string> result = (*context)->emit(
+        {text.data(), text.size()}, emit.getValue(), options, file.getValue());
     if (!result)
       return reportError(kTool, result.status());
     llvm::outs() << *result;
     return 0;
   }
 
-  Expected<std::shared_ptr<Executable>> compiled = (*context)->compileFile(file, options);
+  Expected<std::shared_ptr<Executable>> compiled =
+      (*context)->compileFile(file, options);
   if (!compiled)
     return reportError(kTool, compiled.status());
   Executable &executable = **compiled;
-  const FunctionInfo *info = executable.findFunction(function.empty() ? "main" : function.getValue());
+  const FunctionInfo *info =
+      executable.findFunction(function.empty() ? "main" : function.getValue());
   if (!info && function.empty() && executable.functions().size() == 1)
     info = &executable.functions().front();
   if (!info) {
     std::string known;
     for (const FunctionInfo &f : executable.functions())
       known += (known.empty() ? "" : ", ") + f.name;
-    return reportError(kTool, Status::notFound("--function: expected one of " + known + ", got '" +
-                                               (function.empty() ? "main" : function.getValue()) + "'"));
+    return reportError(
+        kTool, Status::notFound(
+                   "--function: expected one of " + known + ", got '" +
+                   (function.empty() ? "main" : function.getValue()) + "'"));
   }
   if (!weights.empty()) {
     Expected<SafeTensors> weightFile = SafeTensors::open(weights);
     if (!weightFile)
       return reportError(kTool, weightFile.status());
     std::string given = prefix;
-    if (Status status = executable.bindWeights(*weightFile, prefix.getNumOccurrences() ? &given : nullptr); !status)
+    if (Status status = executable.bindWeights(
+            *weightFile, prefix.getNumOccurrences() ? &given : nullptr);
+        !status)
       return reportError(kTool, status);
   } else if (!executable.weights().empty()) {
-    return reportError(kTool, Status::invalidArgument("expected --weights for the " + std::to_string(executable.weights().size()) + " weights of " + file + ", got none"));
+    return reportError(kTool, Status::invalidArgument(
+                                  "expected --weights for the " +
+                                  std::to_string(executable.weights().size()) +
+                                  " weights of " + file + ", got none"));
   }
   for (const std::string &text : chunk) {
     auto assignment = splitAssignment("chunk", text);
     if (!assignment)
       return reportError(kTool, assignment.status());
     int64_t tokens;
-    if (llvm::StringRef(assignment->second).getAsInteger(10, tokens) || tokens < 1)
-      return reportError(kTool, Status::invalidArgument("--chunk: expected a number of tokens of at least 1 for site '" + assignment->first + "', got '" + assignment->second + "'"));
+    if (llvm::StringRef(assignment->second).getAsInteger(10, tokens) ||
+        tokens < 1)
+      return reportError(
+          kTool,
+          Status::invalidArgument(
+              "--chunk: expected a number of tokens of at least 1 for site '" +
+              assignment->first + "', got '" + assignment->second + "'"));
     if (Status status = executable.setChunk(assignment->first, tokens); !status)
       return reportError(kTool, status);
   }
@@ -138,16 +202,23 @@ int corey::coreyRunMain(int argc, char **argv) {
       std::string names;
       for (const ArgumentInfo &argument : info->inputs)
         names += (names.empty() ? "" : ", ") + argument.name;
-      return reportError(kTool, Status::notFound("--input: expected an input of @" + info->name + " (" + names + "), got '" + assignment->first + "'"));
+      return reportError(
+          kTool, Status::notFound("--input: expected an input of @" +
+                                  info->name + " (" + names + "), got '" +
+                                  assignment->first + "'"));
     }
     if (!given.insert(*assignment).second)
-      return reportError(kTool, Status::invalidArgument("--input: expected '" + assignment->first + "' once, got it again"));
+      return reportError(kTool, Status::invalidArgument(
+                                    "--input: expected '" + assignment->first +
+                                    "' once, got it again"));
   }
   std::vector<Tensor> tensors;
   for (const ArgumentInfo &argument : info->inputs) {
     auto it = given.find(argument.name);
     if (it == given.end())
-      return reportError(kTool, Status::invalidArgument("expected --input " + argument.name + "=..., got none"));
+      return reportError(kTool, Status::invalidArgument("expected --input " +
+                                                        argument.name +
+                                                        "=..., got none"));
     llvm::StringRef ref(it->second);
     Expected<Tensor> tensor = Status::internal("unset");
     if (ref.consume_front("random:")) {
@@ -163,13 +234,19 @@ int corey::coreyRunMain(int argc, char **argv) {
         shape.push_back(value);
       }
       if (bad)
-        return reportError(kTool, Status::invalidArgument("--input " + argument.name + ": expected random:<n>x<n>...[:seed], got '" + it->second + "'"));
+        return reportError(kTool,
+                           Status::invalidArgument(
+                               "--input " + argument.name +
+                               ": expected random:<n>x<n>...[:seed], got '" +
+                               it->second + "'"));
       tensor = randomTensor(argument.dtype, shape, seed);
     } else {
       tensor = readTensorRef(it->second);
     }
     if (!tensor)
-      return reportError(kTool, Status::invalidArgument("--input " + argument.name + ": " + tensor.status().message()));
+      return reportError(
+          kTool, Status::invalidArgument("--input " + argument.name + ": " +
+                                         tensor.status().message()));
     tensor = withLeadingAxes(*tensor, argument);
     if (!tensor)
       return reportError(kTool, tensor.status());
@@ -179,7 +256,9 @@ int corey::coreyRunMain(int argc, char **argv) {
   std::vector<Tensor> outputs;
   if (Status status = executable.run(info->name, tensors, outputs); !status)
     return reportError(kTool, status);
-  double firstMs = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  double firstMs = std::chrono::duration<double, std::milli>(
+                       std::chrono::steady_clock::now() - start)
+                       .count();
 
   for (size_t i = 0; i < outputs.size(); ++i) {
     double sum = 0;
@@ -197,27 +276,38 @@ int corey::coreyRunMain(int argc, char **argv) {
     if (!assignment)
       return reportError(kTool, assignment.status());
     size_t index = 0;
-    while (index < outputs.size() && info->outputs[index].name != assignment->first)
+    while (index < outputs.size() &&
+           info->outputs[index].name != assignment->first)
       ++index;
     if (index == outputs.size()) {
       std::string names;
       for (const ArgumentInfo &argument : info->outputs)
         names += (names.empty() ? "" : ", ") + argument.name;
-      return reportError(kTool, Status::notFound("--check: expected an output of @" + info->name + " (" + names + "), got '" + assignment->first + "'"));
+      return reportError(
+          kTool, Status::notFound("--check: expected an output of @" +
+                                  info->name + " (" + names + "), got '" +
+                                  assignment->first + "'"));
     }
     Expected<Tensor> expected = readTensorRef(assignment->second);
     if (!expected)
-      return reportError(kTool, Status::invalidArgument("--check " + assignment->first + ": " + expected.status().message()));
+      return reportError(
+          kTool, Status::invalidArgument("--check " + assignment->first + ": " +
+                                         expected.status().message()));
     Expected<Difference> difference = compare(outputs[index], *expected);
     if (!difference)
-      return reportError(kTool, Status::invalidArgument("--check " + assignment->first + ": " + difference.status().message()));
+      return reportError(
+          kTool, Status::invalidArgument("--check " + assignment->first + ": " +
+                                         difference.status().message()));
     // Without a bound the default one applies.
-    double bound = rtol.getNumOccurrences() || atol.getNumOccurrences() ? rtol : 1e-5;
+    double bound =
+        rtol.getNumOccurrences() || atol.getNumOccurrences() ? rtol : 1e-5;
     bool passed = !(bound >= 0 && !(difference->relativeL2 <= bound)) &&
                   !(atol >= 0 && !(difference->maxAbsolute <= atol));
     failed |= !passed;
     llvm::outs() << "check " << assignment->first << ": "
-                 << llvm::format("relative l2 error %.3g, max absolute error %.3g: ", difference->relativeL2, difference->maxAbsolute)
+                 << llvm::format(
+                        "relative l2 error %.3g, max absolute error %.3g: ",
+                        difference->relativeL2, difference->maxAbsolute)
                  << (passed ? "PASS" : "FAIL") << "\n";
   }
   if (timeRuns) {
@@ -226,14 +316,17 @@ int corey::coreyRunMain(int argc, char **argv) {
       compileMs += phase.milliseconds;
     Status status;
     std::vector<double> samples;
-    double ms = timeCall([&] {
-      Status s = executable.run(info->name, tensors, outputs);
-      if (!s)
-        status = s;
-    }, 5, 500, &samples);
+    double ms = timeCall(
+        [&] {
+          Status s = executable.run(info->name, tensors, outputs);
+          if (!s)
+            status = s;
+        },
+        5, 500, &samples);
     if (!status)
       return reportError(kTool, status);
-    llvm::outs() << llvm::format("time: compile %.1f ms, parse to first result %.1f ms, run %.3f ms (median of %zu)\n",
+    llvm::outs() << llvm::format("time: compile %.1f ms, parse to first result "
+                                 "%.1f ms, run %.3f ms (median of %zu)\n",
                                  compileMs, firstMs, ms, samples.size());
   }
   if (explain)

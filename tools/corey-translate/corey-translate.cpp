@@ -28,19 +28,40 @@ static std::string findRuntimeArchive(const char *argv0) {
 
 int corey::coreyTranslateMain(int argc, char **argv) {
   cl::OptionCategory category("corey-translate options");
-  cl::opt<std::string> file(cl::Positional, cl::desc("<program.mlir>"), cl::Required, cl::cat(category));
-  cl::opt<std::string> to("to", cl::desc("Output: llvmir (optimized LLVM IR), mlir (LLVM dialect), o (object), so (shared library)"), cl::init("llvmir"), cl::cat(category));
-  cl::opt<std::string> output("o", cl::desc("Output file; - (default) is standard output for llvmir and mlir"), cl::init("-"), cl::cat(category));
-  cl::opt<std::string> runtime("runtime", cl::desc("Archive with COREY's run-time functions, linked into a shared library"), cl::cat(category));
-  cl::opt<int> vectorBits("vector-bits", cl::desc("Width of a vector register: 256, 512; 0 (default) takes the host's"), cl::init(0), cl::cat(category));
-  cl::opt<int> optLevel("O", cl::desc("Optimization level, 0 to 3"), cl::Prefix, cl::init(2), cl::cat(category));
+  cl::opt<std::string> file(cl::Positional, cl::desc("<program.mlir>"),
+                            cl::Required, cl::cat(category));
+  cl::opt<std::string> to(
+      "to",
+      cl::desc("Output: llvmir (optimized LLVM IR), mlir (LLVM dialect), o "
+               "(object), so (shared library)"),
+      cl::init("llvmir"), cl::cat(category));
+  cl::opt<std::string> output(
+      "o",
+      cl::desc(
+          "Output file; - (default) is standard output for llvmir and mlir"),
+      cl::init("-"), cl::cat(category));
+  cl::opt<std::string> runtime(
+      "runtime",
+      cl::desc("Archive with COREY's run-time functions, linked into a shared "
+               "library"),
+      cl::cat(category));
+  cl::opt<int> vectorBits(
+      "vector-bits",
+      cl::desc(
+          "Width of a vector register: 256, 512; 0 (default) takes the host's"),
+      cl::init(0), cl::cat(category));
+  cl::opt<int> optLevel("O", cl::desc("Optimization level, 0 to 3"), cl::Prefix,
+                        cl::init(2), cl::cat(category));
   cl::HideUnrelatedOptions(category);
-  cl::ParseCommandLineOptions(argc, argv, "COREY: export a state-space model program\n");
+  cl::ParseCommandLineOptions(argc, argv,
+                              "COREY: export a state-space model program\n");
 
   auto buffer = llvm::MemoryBuffer::getFile(file);
   if (!buffer)
-    return reportError(kTool, Status::ioError(file + ": " + buffer.getError().message()));
-  std::string_view source((*buffer)->getBufferStart(), (*buffer)->getBufferSize());
+    return reportError(
+        kTool, Status::ioError(file + ": " + buffer.getError().message()));
+  std::string_view source((*buffer)->getBufferStart(),
+                          (*buffer)->getBufferSize());
   Expected<std::shared_ptr<Context>> context = Context::create();
   if (!context)
     return reportError(kTool, context.status());
@@ -49,24 +70,36 @@ int corey::coreyTranslateMain(int argc, char **argv) {
   options.optLevel = optLevel;
 
   if (to == "llvmir" || to == "mlir") {
-    Expected<std::string> text = (*context)->emit(source, to == "mlir" ? "llvm" : "llvmir-opt", options, file.getValue());
+    Expected<std::string> text = (*context)->emit(
+        source, to == "mlir" ? "llvm" : "llvmir-opt", options, file.getValue());
     if (!text)
       return reportError(kTool, text.status());
     std::error_code code;
     llvm::raw_fd_ostream os(output, code);
     if (code)
-      return reportError(kTool, Status::ioError(output + ": " + code.message()));
+      return reportError(kTool,
+                         Status::ioError(output + ": " + code.message()));
     os << *text;
     return 0;
   }
   if (to != "o" && to != "so")
-    return reportError(kTool, Status::invalidArgument("--to: expected llvmir, mlir, o or so, got '" + to + "'"));
+    return reportError(
+        kTool, Status::invalidArgument(
+                   "--to: expected llvmir, mlir, o or so, got '" + to + "'"));
   if (output == "-")
-    return reportError(kTool, Status::invalidArgument("expected -o <file> for --to=" + to + ", got none"));
-  std::string archive = runtime.empty() ? findRuntimeArchive(argv[0]) : runtime.getValue();
+    return reportError(kTool,
+                       Status::invalidArgument(
+                           "expected -o <file> for --to=" + to + ", got none"));
+  std::string archive =
+      runtime.empty() ? findRuntimeArchive(argv[0]) : runtime.getValue();
   if (to == "so" && archive.empty())
-    return reportError(kTool, Status::notFound("expected --runtime=<libcorey_runtime.a> for --to=so, got none and found none beside the tool"));
-  if (Status status = (*context)->exportProgram(source, to.getValue(), output, archive, options, file.getValue()); !status)
+    return reportError(
+        kTool,
+        Status::notFound("expected --runtime=<libcorey_runtime.a> for --to=so, "
+                         "got none and found none beside the tool"));
+  if (Status status = (*context)->exportProgram(
+          source, to.getValue(), output, archive, options, file.getValue());
+      !status)
     return reportError(kTool, status);
   return 0;
 }

@@ -19,10 +19,12 @@ int corey::reportError(const char *tool, const Status &status) {
   return 1;
 }
 
-Expected<Difference> corey::compare(const Tensor &result, const Tensor &expected) {
+Expected<Difference> corey::compare(const Tensor &result,
+                                    const Tensor &expected) {
   if (squeezeShape(result.shape()) != squeezeShape(expected.shape()))
-    return Status::invalidArgument("expected shapes to agree, got " + result.describe() +
-                                   " and " + expected.describe());
+    return Status::invalidArgument("expected shapes to agree, got " +
+                                   result.describe() + " and " +
+                                   expected.describe());
   Expected<Tensor> a = result.to(DType::F64), b = expected.to(DType::F64);
   if (!a)
     return a.takeStatus();
@@ -40,7 +42,8 @@ Expected<Difference> corey::compare(const Tensor &result, const Tensor &expected
     }
     double d = std::abs(x[i] - y[i]);
     if (!std::isfinite(d)) {
-      difference.maxAbsolute = difference.relativeL2 = std::numeric_limits<double>::infinity();
+      difference.maxAbsolute = difference.relativeL2 =
+          std::numeric_limits<double>::infinity();
       return difference;
     }
     error += d * d;
@@ -52,8 +55,10 @@ Expected<Difference> corey::compare(const Tensor &result, const Tensor &expected
   return difference;
 }
 
-Expected<Tensor> corey::randomTensor(DType dtype, const std::vector<int64_t> &shape,
-                                     uint64_t seed, double mean, double deviation) {
+Expected<Tensor> corey::randomTensor(DType dtype,
+                                     const std::vector<int64_t> &shape,
+                                     uint64_t seed, double mean,
+                                     double deviation) {
   Expected<Tensor> tensor = Tensor::empty(dtype, shape, /*ZeroInit=*/true);
   if (!tensor || !isFloat(dtype))
     return tensor;
@@ -81,13 +86,14 @@ double corey::median(std::vector<double> &values) {
   return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
-double corey::timeCall(const std::function<void()> &call, unsigned minRuns, double budgetMs,
-                       std::vector<double> *samples) {
+double corey::timeCall(const std::function<void()> &call, unsigned minRuns,
+                       double budgetMs, std::vector<double> *samples) {
   using Clock = std::chrono::steady_clock;
   auto once = [&] {
     auto start = Clock::now();
     call();
-    return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+    return std::chrono::duration<double, std::milli>(Clock::now() - start)
+        .count();
   };
   once();
   std::vector<double> times;

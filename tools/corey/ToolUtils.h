@@ -30,7 +30,8 @@ Expected<Difference> compare(const Tensor &result, const Tensor &expected);
 
 /// A tensor of normally distributed values (zeros for integer types).
 Expected<Tensor> randomTensor(DType dtype, const std::vector<int64_t> &shape,
-                              uint64_t seed, double mean = 0, double deviation = 1);
+                              uint64_t seed, double mean = 0,
+                              double deviation = 1);
 
 /// Reads `path.safetensors:key`.
 Expected<Tensor> readTensorRef(const std::string &ref);
@@ -40,8 +41,8 @@ double median(std::vector<double> &values);
 
 /// Milliseconds of one call: the median of at least `minRuns` runs, and of more
 /// while they fit in `budgetMs`, after one to warm up.
-double timeCall(const std::function<void()> &call, unsigned minRuns, double budgetMs,
-                std::vector<double> *samples = nullptr);
+double timeCall(const std::function<void()> &call, unsigned minRuns,
+                double budgetMs, std::vector<double> *samples = nullptr);
 
 } // namespace corey
 

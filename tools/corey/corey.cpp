@@ -22,7 +22,8 @@ struct Tool {
 static constexpr Tool kTools[] = {
     {"corey-run", coreyRunMain, "compile and run a program"},
     {"corey-bench", coreyBenchMain, "benchmarks"},
-    {"corey-translate", coreyTranslateMain, "export a program: LLVM IR, object, shared library"},
+    {"corey-translate", coreyTranslateMain,
+     "export a program: LLVM IR, object, shared library"},
     {"corey-opt", coreyOptMain, "run passes on .mlir"},
     {"corey-lsp-server", coreyLspServerMain, "language server for .mlir"},
     {"corey-reduce", coreyReduceMain, "reduce a failing .mlir"},

@@ -28,7 +28,8 @@ std::string getInvokeSymbol(llvm::StringRef name);
 
 /// A target machine for `cpu` with `features`; both empty mean the host's own.
 llvm::Expected<std::unique_ptr<llvm::TargetMachine>>
-createHostTargetMachine(llvm::StringRef cpu = "", llvm::StringRef features = "");
+createHostTargetMachine(llvm::StringRef cpu = "",
+                        llvm::StringRef features = "");
 
 /// Translates a module in the LLVM dialect and adds an invoke function per
 /// public function. Weight declarations are dropped.
@@ -38,13 +39,14 @@ translateToLLVMIR(mlir::ModuleOp module, llvm::LLVMContext &context,
 
 /// Optimizes: level 2 runs the few passes that lowered ssm programs need, 0, 1
 /// and 3 run LLVM's O0, O1 and O3.
-void optimize(llvm::Module &module, llvm::TargetMachine &machine, unsigned level);
+void optimize(llvm::Module &module, llvm::TargetMachine &machine,
+              unsigned level);
 
 /// Optimizes and compiles a module to relocatable objects that together define
 /// what it defines, on up to `threads` threads. Leaves the module unusable.
 llvm::Expected<std::vector<std::unique_ptr<llvm::MemoryBuffer>>>
-compileObjects(llvm::Module &module, llvm::TargetMachine &machine, unsigned level,
-               unsigned threads);
+compileObjects(llvm::Module &module, llvm::TargetMachine &machine,
+               unsigned level, unsigned threads);
 
 /// Writes a relocatable object to `path`.
 llvm::Error emitObject(llvm::Module &module, llvm::TargetMachine &machine,
@@ -52,7 +54,8 @@ llvm::Error emitObject(llvm::Module &module, llvm::TargetMachine &machine,
 
 /// Links an object and COREY's run-time archive into a shared library, with the
 /// system's C compiler as the linker driver.
-llvm::Error linkSharedLibrary(llvm::StringRef object, llvm::StringRef runtimeArchive,
+llvm::Error linkSharedLibrary(llvm::StringRef object,
+                              llvm::StringRef runtimeArchive,
                               llvm::StringRef path);
 
 /// The C header of the functions of `module`, a module after the `Bound` phase

@@ -1,4 +1,5 @@
-//===- Elementwise.cpp - Lowering of elementwise ops to linalg.generic -*- C++ -*-===//
+//===- Elementwise.cpp - Lowering of elementwise ops to linalg.generic -*- C++
+//-*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
@@ -41,7 +42,8 @@ struct ElementwiseLowering
     for (int64_t i = 0; i < rank; ++i)
       if (!type.isDynamicDim(i))
         sizes[i] = rewriter.getIndexAttr(type.getDimSize(i));
-    Value init = tensor::EmptyOp::create(rewriter, loc, sizes, type.getElementType());
+    Value init =
+        tensor::EmptyOp::create(rewriter, loc, sizes, type.getElementType());
     AffineMap identity = rewriter.getMultiDimIdentityMap(rank);
     SmallVector<AffineMap> maps;
     for (Value operand : op->getOperands())

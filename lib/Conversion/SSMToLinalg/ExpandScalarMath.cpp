@@ -1,11 +1,12 @@
-//===- ExpandScalarMath.cpp - Elementary functions and narrow types for the CPU -*- C++ -*-===//
+//===- ExpandScalarMath.cpp - Elementary functions and narrow types for the CPU
+//-*- C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 //===----------------------------------------------------------------------===//
 
-#include "corey/Conversion/SSMToLinalg/SSMToLinalg.h"
 #include "LoweringUtils.h"
+#include "corey/Conversion/SSMToLinalg/SSMToLinalg.h"
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/Dialect/Math/IR/Math.h"
 #include "mlir/Dialect/Math/Transforms/Passes.h"
@@ -35,7 +36,8 @@ struct ExpandExp : public OpRewritePattern<math::ExpOp> {
   VectorTarget target;
 };
 
-static Value integerConstant(OpBuilder &b, Location loc, Type type, int64_t value) {
+static Value integerConstant(OpBuilder &b, Location loc, Type type,
+                             int64_t value) {
   TypedAttr attr = b.getIntegerAttr(getElementTypeOrSelf(type), value);
   if (auto shaped = dyn_cast<ShapedType>(type))
     attr = DenseElementsAttr::get(shaped, attr);
@@ -59,9 +61,11 @@ struct ExpandBF16Ext : public OpRewritePattern<arith::ExtFOp> {
       return failure();
     Location loc = op.getLoc();
     Type i32 = cloneWith(type, b.getI32Type());
-    Value bits = arith::BitcastOp::create(b, loc, cloneWith(type, b.getI16Type()), op.getIn());
+    Value bits = arith::BitcastOp::create(
+        b, loc, cloneWith(type, b.getI16Type()), op.getIn());
     bits = arith::ExtUIOp::create(b, loc, i32, bits);
-    bits = arith::ShLIOp::create(b, loc, bits, integerConstant(b, loc, i32, 16));
+    bits =
+        arith::ShLIOp::create(b, loc, bits, integerConstant(b, loc, i32, 16));
     b.replaceOpWithNewOp<arith::BitcastOp>(op, type, bits);
     return success();
   }
@@ -87,9 +91,11 @@ struct ExpandBF16Trunc : public OpRewritePattern<arith::TruncFOp> {
         b, loc, bits, arith::AddIOp::create(b, loc, odd, constant(0x7FFF)));
     rounded = arith::ShRUIOp::create(b, loc, rounded, constant(16));
     Value quiet = arith::OrIOp::create(b, loc, upper, constant(0x40));
-    Value isNaN = arith::CmpFOp::create(b, loc, arith::CmpFPredicate::UNO, op.getIn(), op.getIn());
+    Value isNaN = arith::CmpFOp::create(b, loc, arith::CmpFPredicate::UNO,
+                                        op.getIn(), op.getIn());
     Value result = arith::SelectOp::create(b, loc, isNaN, quiet, rounded);
-    result = arith::TruncIOp::create(b, loc, cloneWith(from, b.getI16Type()), result);
+    result = arith::TruncIOp::create(b, loc, cloneWith(from, b.getI16Type()),
+                                     result);
     b.replaceOpWithNewOp<arith::BitcastOp>(op, op.getType(), result);
     return success();
   }
@@ -108,21 +114,26 @@ struct ExpandF8Ext : public OpRewritePattern<arith::ExtFOp> {
       return failure();
     Location loc = op.getLoc();
     Type i32 = cloneWith(type, b.getI32Type());
-    Value bits = arith::BitcastOp::create(b, loc, cloneWith(type, b.getI8Type()), op.getIn());
+    Value bits = arith::BitcastOp::create(
+        b, loc, cloneWith(type, b.getI8Type()), op.getIn());
     bits = arith::ExtUIOp::create(b, loc, i32, bits);
     auto constant = [&](int64_t v) { return integerConstant(b, loc, i32, v); };
     Value magnitude = arith::AndIOp::create(b, loc, bits, constant(0x7F));
     Value sign = arith::ShLIOp::create(
-        b, loc, arith::AndIOp::create(b, loc, bits, constant(0x80)), constant(24));
+        b, loc, arith::AndIOp::create(b, loc, bits, constant(0x80)),
+        constant(24));
     Value shifted = arith::ShLIOp::create(b, loc, magnitude, constant(20));
     Value small = arith::BitcastOp::create(b, loc, type, shifted);
     TypedAttr factor = b.getF32FloatAttr(0x1p120f);
     if (auto shaped = dyn_cast<ShapedType>(type))
       factor = DenseElementsAttr::get(shaped, factor);
-    Value value = arith::MulFOp::create(b, loc, small, arith::ConstantOp::create(b, loc, factor));
+    Value value = arith::MulFOp::create(
+        b, loc, small, arith::ConstantOp::create(b, loc, factor));
     Value valueBits = arith::BitcastOp::create(b, loc, i32, value);
-    Value isNaN = arith::CmpIOp::create(b, loc, arith::CmpIPredicate::eq, magnitude, constant(0x7F));
-    valueBits = arith::SelectOp::create(b, loc, isNaN, constant(0x7FC00000), valueBits);
+    Value isNaN = arith::CmpIOp::create(b, loc, arith::CmpIPredicate::eq,
+                                        magnitude, constant(0x7F));
+    valueBits =
+        arith::SelectOp::create(b, loc, isNaN, constant(0x7FC00000), valueBits);
     b.replaceOpWithNewOp<arith::BitcastOp>(
         op, type, arith::OrIOp::create(b, loc, valueBits, sign));
     return success();
@@ -149,31 +160,37 @@ struct ExpandF8Trunc : public OpRewritePattern<arith::TruncFOp> {
     };
     Value bits = arith::BitcastOp::create(b, loc, i32, op.getIn());
     Value sign = arith::AndIOp::create(
-        b, loc, arith::ShRUIOp::create(b, loc, bits, constant(24)), constant(0x80));
+        b, loc, arith::ShRUIOp::create(b, loc, bits, constant(24)),
+        constant(0x80));
     Value magnitude = arith::AndIOp::create(b, loc, bits, constant(0x7FFFFFFF));
     // Normal results: round the 20 dropped bits to even, rebias 127 to 7.
     Value odd = arith::AndIOp::create(
-        b, loc, arith::ShRUIOp::create(b, loc, magnitude, constant(20)), constant(1));
+        b, loc, arith::ShRUIOp::create(b, loc, magnitude, constant(20)),
+        constant(1));
     Value rounded = arith::AddIOp::create(
-        b, loc, magnitude, arith::AddIOp::create(b, loc, odd, constant(0x7FFFF)));
+        b, loc, magnitude,
+        arith::AddIOp::create(b, loc, odd, constant(0x7FFFF)));
     Value normal = arith::SubIOp::create(
-        b, loc, arith::ShRUIOp::create(b, loc, rounded, constant(20)), constant(120 << 3));
+        b, loc, arith::ShRUIOp::create(b, loc, rounded, constant(20)),
+        constant(120 << 3));
     // Denormal results, below 2^-6: adding 2^14 leaves multiples of 2^-9 in the
     // low bits, rounded to even by the addition itself.
     Value absolute = arith::BitcastOp::create(b, loc, from, magnitude);
     Value sum = arith::AddFOp::create(b, loc, absolute, floatConstant(0x1p14f));
     Value denormal = arith::SubIOp::create(
-        b, loc, arith::BitcastOp::create(b, loc, i32, sum), constant(0x46800000));
-    Value isSmall = arith::CmpFOp::create(b, loc, arith::CmpFPredicate::OLT, absolute,
-                                          floatConstant(0x1p-6f));
+        b, loc, arith::BitcastOp::create(b, loc, i32, sum),
+        constant(0x46800000));
+    Value isSmall = arith::CmpFOp::create(b, loc, arith::CmpFPredicate::OLT,
+                                          absolute, floatConstant(0x1p-6f));
     Value result = arith::SelectOp::create(b, loc, isSmall, denormal, normal);
     // 464 is halfway between 448 and the value whose code is NaN; ties to even
     // go to 448. NaN compares false.
-    Value fits = arith::CmpFOp::create(b, loc, arith::CmpFPredicate::OLE, absolute,
-                                       floatConstant(464.0f));
+    Value fits = arith::CmpFOp::create(b, loc, arith::CmpFPredicate::OLE,
+                                       absolute, floatConstant(464.0f));
     result = arith::SelectOp::create(b, loc, fits, result, constant(0x7F));
     result = arith::OrIOp::create(b, loc, result, sign);
-    Value narrow = arith::TruncIOp::create(b, loc, cloneWith(from, b.getI8Type()), result);
+    Value narrow =
+        arith::TruncIOp::create(b, loc, cloneWith(from, b.getI8Type()), result);
     b.replaceOpWithNewOp<arith::BitcastOp>(op, op.getType(), narrow);
     return success();
   }
@@ -184,16 +201,17 @@ struct ExpandScalarMath
   using Base::Base;
 
   void runOnOperation() override {
-    FailureOr<VectorTarget> target = getVectorTarget(getOperation(), vectorBits);
+    FailureOr<VectorTarget> target =
+        getVectorTarget(getOperation(), vectorBits);
     if (failed(target))
       return signalPassFailure();
     RewritePatternSet patterns(&getContext());
     patterns.add<ExpandExp>(&getContext(), *target);
     patterns.add<ExpandBF16Ext, ExpandBF16Trunc, ExpandF8Ext, ExpandF8Trunc>(
         &getContext());
-    populateMathPolynomialApproximationPatterns(
-        patterns,
-        [](StringRef name) { return name == "math.log1p" || name == "math.erf"; });
+    populateMathPolynomialApproximationPatterns(patterns, [](StringRef name) {
+      return name == "math.log1p" || name == "math.erf";
+    });
     if (failed(applyPatternsGreedily(getOperation(), std::move(patterns))))
       signalPassFailure();
   }

@@ -1,4 +1,5 @@
-//===- LoopEmitter.cpp - Helper for loops over vectors of channels -*- C++ -*-===//
+//===- LoopEmitter.cpp - Helper for loops over vectors of channels -*- C++
+//-*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
@@ -90,7 +91,8 @@ Value LoopEmitter::divf(Value lhs, Value rhs) {
 }
 Value LoopEmitter::maxf(Value lhs, Value rhs) {
   // NaN in `lhs` is kept; the form maps to one instruction.
-  Value less = arith::CmpFOp::create(b, loc, arith::CmpFPredicate::OLT, lhs, rhs);
+  Value less =
+      arith::CmpFOp::create(b, loc, arith::CmpFPredicate::OLT, lhs, rhs);
   return arith::SelectOp::create(b, loc, less, rhs, lhs);
 }
 Value LoopEmitter::fma(Value x, Value y, Value z) {
@@ -162,9 +164,8 @@ void LoopEmitter::prefetch(Value memref, ValueRange indices, bool write) {
                              /*localityHint=*/3, /*isDataCache=*/true);
 }
 Value LoopEmitter::scratch(ArrayRef<int64_t> shape) {
-  return memref::AllocaOp::create(b, loc,
-                                  MemRefType::get(shape, b.getF32Type()),
-                                  b.getI64IntegerAttr(64));
+  return memref::AllocaOp::create(
+      b, loc, MemRefType::get(shape, b.getF32Type()), b.getI64IntegerAttr(64));
 }
 
 //===----------------------------------------------------------------------===//

@@ -1,4 +1,5 @@
-//===- LoopEmitter.h - Helper for loops over vectors of channels -*- C++ -*-===//
+//===- LoopEmitter.h - Helper for loops over vectors of channels -*- C++
+//-*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
@@ -39,7 +40,8 @@ public:
   mlir::Location loc;
   VectorTarget target;
 
-  //===--- Index arithmetic -------------------------------------------------===//
+  //===--- Index arithmetic
+  //-------------------------------------------------===//
   Value index(int64_t value);
   Value add(Value lhs, Value rhs);
   Value add(Value lhs, int64_t rhs);
@@ -52,7 +54,8 @@ public:
   Value max(Value lhs, Value rhs);
   Value dim(Value memref, int64_t dim);
 
-  //===--- f32 arithmetic, on scalars and vectors ---------------------------===//
+  //===--- f32 arithmetic, on scalars and vectors
+  //---------------------------===//
   mlir::VectorType vectorType(int64_t lanes);
   /// A constant of the type of `like`.
   Value constantLike(Value like, double value);
@@ -69,7 +72,8 @@ public:
   /// Sum of the lanes of a vector, by halves.
   Value sumLanes(Value vector);
 
-  //===--- Elementary functions (see VectorMath.cpp) ------------------------===//
+  //===--- Elementary functions (see VectorMath.cpp)
+  //------------------------===//
   /// 2^x, within 2 ulp where the result is normal; smaller results may be
   /// 2^-126. NaN stays NaN in effect: callers multiply by the argument.
   /// With `nonPositive`, x must not be positive.
@@ -78,15 +82,16 @@ public:
   Value exp(Value x);
   /// e^x for x <= 0, at least 2^-126; NaN gives anything.
   Value expNonPositive(Value x);
-  /// x, with every NaN replaced by the one of arithmetic: exp2() adds to the bits
-  /// of its result, and needs the low bits of a NaN to be zero.
+  /// x, with every NaN replaced by the one of arithmetic: exp2() adds to the
+  /// bits of its result, and needs the low bits of a NaN to be zero.
   Value canonicalNaN(Value x);
   /// log(1 + exp(x)).
   Value softplus(Value x);
   /// x / (1 + exp(-x)).
   Value silu(Value x);
 
-  //===--- Memory -----------------------------------------------------------===//
+  //===--- Memory
+  //-----------------------------------------------------------===//
   /// Loads `lanes` consecutive elements of the last axis, as f32.
   Value load(Value memref, mlir::ValueRange indices, int64_t lanes);
   /// Loads one element, as f32.
@@ -98,7 +103,8 @@ public:
   /// f32 scratch on the stack, 64-byte aligned.
   Value scratch(llvm::ArrayRef<int64_t> shape);
 
-  //===--- Control flow -----------------------------------------------------===//
+  //===--- Control flow
+  //-----------------------------------------------------===//
   void forLoop(Value lower, Value upper, Value step, Body body);
   void forLoop(int64_t lower, int64_t upper, int64_t step, Body body);
   Values forLoop(Value lower, Value upper, Value step, mlir::ValueRange inits,

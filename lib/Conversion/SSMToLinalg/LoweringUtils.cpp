@@ -16,9 +16,9 @@ static MemRefType stridedType(RankedTensorType type) {
   SmallVector<int64_t> strides(type.getRank(), ShapedType::kDynamic);
   if (!strides.empty())
     strides.back() = 1;
-  return MemRefType::get(type.getShape(), type.getElementType(),
-                         StridedLayoutAttr::get(type.getContext(),
-                                                ShapedType::kDynamic, strides));
+  return MemRefType::get(
+      type.getShape(), type.getElementType(),
+      StridedLayoutAttr::get(type.getContext(), ShapedType::kDynamic, strides));
 }
 
 Value OpLowering::buffer(Value tensor) {
@@ -50,20 +50,22 @@ Value OpLowering::f32Like(Value memref) {
   for (int64_t i = 0; i < type.getRank(); ++i)
     if (type.isDynamicDim(i))
       sizes.push_back(dim(memref, i));
-  return memref::AllocOp::create(b, loc,
-                                 MemRefType::get(type.getShape(), b.getF32Type()),
-                                 sizes, b.getI64IntegerAttr(64));
+  return memref::AllocOp::create(
+      b, loc, MemRefType::get(type.getShape(), b.getF32Type()), sizes,
+      b.getI64IntegerAttr(64));
 }
 
 void OpLowering::replace(PatternRewriter &rewriter, ValueRange buffers) {
   Values tensors;
   for (auto [result, buffer] : llvm::zip_equal(op->getResults(), buffers))
     tensors.push_back(bufferization::ToTensorOp::create(
-        b, loc, result.getType(), buffer, /*restrict=*/true, /*writable=*/true));
+        b, loc, result.getType(), buffer, /*restrict=*/true,
+        /*writable=*/true));
   rewriter.replaceOp(op, tensors);
 }
 
-Value OpLowering::callRuntime(StringRef name, ValueRange arguments, Type result) {
+Value OpLowering::callRuntime(StringRef name, ValueRange arguments,
+                              Type result) {
   auto module = op->getParentOfType<ModuleOp>();
   TypeRange results = result ? TypeRange(result) : TypeRange();
   if (!module.lookupSymbol<func::FuncOp>(name)) {

@@ -90,11 +90,15 @@ struct SSMLowering : public mlir::OpRewritePattern<OpTy> {
   VectorTarget target;
 };
 
-void populateScanLowerings(mlir::RewritePatternSet &patterns, VectorTarget target);
-void populateSSDLowerings(mlir::RewritePatternSet &patterns, VectorTarget target);
-void populateRowLowerings(mlir::RewritePatternSet &patterns, VectorTarget target);
+void populateScanLowerings(mlir::RewritePatternSet &patterns,
+                           VectorTarget target);
+void populateSSDLowerings(mlir::RewritePatternSet &patterns,
+                          VectorTarget target);
+void populateRowLowerings(mlir::RewritePatternSet &patterns,
+                          VectorTarget target);
 void populateElementwiseLowerings(mlir::RewritePatternSet &patterns);
-void populateQuantizationLowerings(mlir::RewritePatternSet &patterns, VectorTarget target);
+void populateQuantizationLowerings(mlir::RewritePatternSet &patterns,
+                                   VectorTarget target);
 
 } // namespace corey
 

@@ -1,4 +1,5 @@
-//===- Quantization.cpp - CPU lowering of quantize and dequantize -*- C++ -*-===//
+//===- Quantization.cpp - CPU lowering of quantize and dequantize -*- C++
+//-*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
@@ -43,13 +44,13 @@ struct QuantizeLowering : public SSMLowering<QuantizeOp> {
     // NaN is left out of the maximum: the comparison with it is false.
     auto larger = [&](ValueRange at, Value best) -> Value {
       Value v = math::AbsFOp::create(e.b, e.loc, e.loadScalar(x, at));
-      Value greater = arith::CmpFOp::create(e.b, e.loc, arith::CmpFPredicate::OGT,
-                                            v, best);
+      Value greater =
+          arith::CmpFOp::create(e.b, e.loc, arith::CmpFPredicate::OGT, v, best);
       return arith::SelectOp::create(e.b, e.loc, greater, v, best);
     };
     auto toScale = [&](Value best) -> Value {
-      Value isZero = arith::CmpFOp::create(e.b, e.loc, arith::CmpFPredicate::OEQ,
-                                           best, e.scalar(0.0));
+      Value isZero = arith::CmpFOp::create(
+          e.b, e.loc, arith::CmpFPredicate::OEQ, best, e.scalar(0.0));
       return arith::SelectOp::create(e.b, e.loc, isZero, e.scalar(1.0),
                                      e.divf(best, e.scalar(largest)));
     };
@@ -73,9 +74,8 @@ struct QuantizeLowering : public SSMLowering<QuantizeOp> {
       auto slot = [&](Value d) {
         return channel ? SmallVector<Value>{d} : SmallVector<Value>{};
       };
-      e.forLoop(zero, count, one, [&](Value d) {
-        e.storeScalar(e.scalar(0.0), scale, slot(d));
-      });
+      e.forLoop(zero, count, one,
+                [&](Value d) { e.storeScalar(e.scalar(0.0), scale, slot(d)); });
       e.serialOver(x, rank - 1, [&](ValueRange row) {
         if (!channel) {
           e.storeScalar(maxOfRow(row, e.loadScalar(scale, ValueRange())), scale,
@@ -83,7 +83,8 @@ struct QuantizeLowering : public SSMLowering<QuantizeOp> {
           return;
         }
         e.forLoop(zero, size, one, [&](Value d) {
-          e.storeScalar(larger(append(row, d), e.loadScalar(scale, d)), scale, d);
+          e.storeScalar(larger(append(row, d), e.loadScalar(scale, d)), scale,
+                        d);
         });
       });
       e.forLoop(zero, count, one, [&](Value d) {
@@ -98,15 +99,18 @@ struct QuantizeLowering : public SSMLowering<QuantizeOp> {
         Value factor = e.loadScalar(scale, scaleIndex(granularity, row, d));
         Value v = e.divf(e.loadScalar(x, at), factor);
         Value low = e.scalar(-largest), high = e.scalar(largest);
-        Value below = arith::CmpFOp::create(e.b, e.loc, arith::CmpFPredicate::OLT, v, low);
+        Value below = arith::CmpFOp::create(e.b, e.loc,
+                                            arith::CmpFPredicate::OLT, v, low);
         v = arith::SelectOp::create(e.b, e.loc, below, low, v);
-        Value above = arith::CmpFOp::create(e.b, e.loc, arith::CmpFPredicate::OGT, v, high);
+        Value above = arith::CmpFOp::create(e.b, e.loc,
+                                            arith::CmpFPredicate::OGT, v, high);
         v = arith::SelectOp::create(e.b, e.loc, above, high, v);
         if (!integer) {
           e.storeScalar(v, q, at);
           return;
         }
-        Value isNumber = arith::CmpFOp::create(e.b, e.loc, arith::CmpFPredicate::ORD, v, v);
+        Value isNumber =
+            arith::CmpFOp::create(e.b, e.loc, arith::CmpFPredicate::ORD, v, v);
         v = arith::SelectOp::create(e.b, e.loc, isNumber, v, e.scalar(0.0));
         v = math::RoundEvenOp::create(e.b, e.loc, v);
         Value i = arith::FPToSIOp::create(e.b, e.loc, e.b.getI8Type(), v);
@@ -130,7 +134,8 @@ struct DequantizeLowering : public SSMLowering<DequantizeOp> {
     e.parallelOver(q, rank - 1, [&](ValueRange row) {
       e.forLoop(e.index(0), e.dim(q, rank - 1), e.index(1), [&](Value d) {
         SmallVector<Value> at = append(row, d);
-        Value factor = e.loadScalar(scale, scaleIndex(op.getGranularity(), row, d));
+        Value factor =
+            e.loadScalar(scale, scaleIndex(op.getGranularity(), row, d));
         e.storeScalar(e.mulf(e.loadScalar(q, at), factor), x, at);
       });
     });
@@ -142,5 +147,6 @@ struct DequantizeLowering : public SSMLowering<DequantizeOp> {
 
 void corey::populateQuantizationLowerings(RewritePatternSet &patterns,
                                           VectorTarget target) {
-  patterns.add<QuantizeLowering, DequantizeLowering>(patterns.getContext(), target);
+  patterns.add<QuantizeLowering, DequantizeLowering>(patterns.getContext(),
+                                                     target);
 }

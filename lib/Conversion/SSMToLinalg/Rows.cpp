@@ -32,7 +32,8 @@ struct RMSNormLowering : public SSMLowering<RMSNormOp> {
     Value y = e.output(0);
     Value residualOut = op.getResidualOut() ? e.output(1) : Value();
     int64_t size = cast<ShapedType>(op.getX().getType()).getShape().back();
-    int64_t group = op.getGroupSize() ? static_cast<int64_t>(*op.getGroupSize()) : size;
+    int64_t group =
+        op.getGroupSize() ? static_cast<int64_t>(*op.getGroupSize()) : size;
     double eps = op.getEps().convertToFloat();
     bool gateFirst = z && !op.getNormBeforeGate();
 
@@ -55,12 +56,12 @@ struct RMSNormLowering : public SSMLowering<RMSNormOp> {
         };
         int64_t full = group / target.lanes * target.lanes;
         if (full) {
-          auto sums = e.forLoop(
-              e.index(0), e.index(full), e.index(target.lanes),
-              e.constant(0.0, target.lanes),
-              [&](Value i, ValueRange sum) -> LoopEmitter::Values {
-                return {squares(i, target.lanes, sum[0])};
-              });
+          auto sums =
+              e.forLoop(e.index(0), e.index(full), e.index(target.lanes),
+                        e.constant(0.0, target.lanes),
+                        [&](Value i, ValueRange sum) -> LoopEmitter::Values {
+                          return {squares(i, target.lanes, sum[0])};
+                        });
           total = e.sumLanes(sums[0]);
         }
         if (full < group) {
@@ -69,7 +70,8 @@ struct RMSNormLowering : public SSMLowering<RMSNormOp> {
           total = total ? e.addf(total, rest) : rest;
         }
         Value mean = e.divf(total, e.scalar(group));
-        Value root = math::SqrtOp::create(e.b, e.loc, e.addf(mean, e.scalar(eps)));
+        Value root =
+            math::SqrtOp::create(e.b, e.loc, e.addf(mean, e.scalar(eps)));
         Value inverse = e.divf(e.scalar(1.0), root);
         // Pass 2: scale.
         e.forLanes(group, target.lanes, [&](Value i, int64_t lanes) {
@@ -128,7 +130,8 @@ struct HadamardLowering : public SSMLowering<HadamardOp> {
             });
           });
         e.forLoop(0, block, lanes, [&](Value i) {
-          Value v = e.mulf(e.load(scratch, i, lanes), e.constant(factor, lanes));
+          Value v =
+              e.mulf(e.load(scratch, i, lanes), e.constant(factor, lanes));
           e.store(v, y, append(row, e.add(base, i)));
         });
       });
@@ -138,7 +141,8 @@ struct HadamardLowering : public SSMLowering<HadamardOp> {
   }
 
   /// One stage of butterflies between lanes `half` apart: lane i becomes
-  /// v[i] + v[i ^ half] where bit `half` of i is clear, else v[i ^ half] - v[i].
+  /// v[i] + v[i ^ half] where bit `half` of i is clear, else v[i ^ half] -
+  /// v[i].
   static Value butterflyWithin(OpLowering &e, Value v, int64_t half,
                                int64_t lanes) {
     SmallVector<int64_t> partner;
@@ -149,7 +153,8 @@ struct HadamardLowering : public SSMLowering<HadamardOp> {
     }
     Value swapped = vector::ShuffleOp::create(e.b, e.loc, v, v, partner);
     Value signs = arith::ConstantOp::create(
-        e.b, e.loc, DenseElementsAttr::get(e.vectorType(lanes), ArrayRef(sign)));
+        e.b, e.loc,
+        DenseElementsAttr::get(e.vectorType(lanes), ArrayRef(sign)));
     return e.fma(v, signs, swapped);
   }
 };
@@ -180,7 +185,8 @@ struct ProjectionLowering : public SSMLowering<ProjectionOp> {
     /// The value a sum starts from.
     auto initial = [&](ValueRange row, Value m) {
       Value sum = bias ? e.loadScalar(bias, m) : e.scalar(0.0);
-      return residual ? e.addf(sum, e.loadScalar(residual, append(row, m))) : sum;
+      return residual ? e.addf(sum, e.loadScalar(residual, append(row, m)))
+                      : sum;
     };
     auto scaleOf = [&](Value m) -> Value {
       if (!scale)
@@ -201,17 +207,18 @@ struct ProjectionLowering : public SSMLowering<ProjectionOp> {
                          e.load(weight, {m, k}, lanes), sum);
           };
           if (full) {
-            auto sums = e.forLoop(
-                e.index(0), e.index(full), e.index(target.lanes),
-                e.constant(0.0, target.lanes),
-                [&](Value k, ValueRange sum) -> LoopEmitter::Values {
-                  return {product(k, target.lanes, sum[0])};
-                });
+            auto sums =
+                e.forLoop(e.index(0), e.index(full), e.index(target.lanes),
+                          e.constant(0.0, target.lanes),
+                          [&](Value k, ValueRange sum) -> LoopEmitter::Values {
+                            return {product(k, target.lanes, sum[0])};
+                          });
             total = e.sumLanes(sums[0]);
           }
           if (full < inputs)
-            total = e.addf(total, e.sumLanes(product(e.index(full), inputs - full,
-                                                     e.constant(0.0, inputs - full))));
+            total = e.addf(total,
+                           e.sumLanes(product(e.index(full), inputs - full,
+                                              e.constant(0.0, inputs - full))));
           if (Value factor = scaleOf(m))
             total = e.mulf(total, factor);
           e.storeScalar(e.addf(total, initial(row, m)), y, append(row, m));
@@ -282,7 +289,8 @@ struct ProjectionLowering : public SSMLowering<ProjectionOp> {
   static void emitGemm(OpLowering &e, Value x, Value w, Value y, int64_t rank,
                        int64_t outputs, int64_t inputs, bool accumulate) {
     auto stride = [&](memref::ExtractStridedMetadataOp metadata, int64_t axis) {
-      return axis < 0 ? e.toI64(e.index(0)) : e.toI64(metadata.getStrides()[axis]);
+      return axis < 0 ? e.toI64(e.index(0))
+                      : e.toI64(metadata.getStrides()[axis]);
     };
     int64_t outer = std::max<int64_t>(rank - 3, 0);
     e.serialOver(x, outer, [&](ValueRange ivs) {
@@ -300,13 +308,12 @@ struct ProjectionLowering : public SSMLowering<ProjectionOp> {
       auto size = [&](int64_t axis) {
         return e.toI64(axis < 0 ? e.index(1) : e.dim(x, axis));
       };
-      e.callRuntime(
-          "corey_rt_gemm",
-          {base(x, xm), e.address(w), base(y, ym), size(rank - 3), size(rank - 2),
-           e.toI64(e.index(outputs)), e.toI64(e.index(inputs)),
-           stride(xm, rank - 3), stride(xm, rank - 2), stride(wm, 0),
-           stride(ym, rank - 3), stride(ym, rank - 2),
-           e.toI64(e.index(accumulate))});
+      e.callRuntime("corey_rt_gemm",
+                    {base(x, xm), e.address(w), base(y, ym), size(rank - 3),
+                     size(rank - 2), e.toI64(e.index(outputs)),
+                     e.toI64(e.index(inputs)), stride(xm, rank - 3),
+                     stride(xm, rank - 2), stride(wm, 0), stride(ym, rank - 3),
+                     stride(ym, rank - 2), e.toI64(e.index(accumulate))});
     });
   }
 };
@@ -341,7 +348,8 @@ struct EmbeddingLowering : public SSMLowering<EmbeddingOp> {
       e.ifThen(bad, [&] { e.callRuntime("corey_rt_bad_index", {id, limit}); });
     });
     e.parallelOver(ids, rankOf(ids), [&](ValueRange at) {
-      Value id = arith::IndexCastOp::create(e.b, e.loc, e.b.getIndexType(), idAt(at));
+      Value id =
+          arith::IndexCastOp::create(e.b, e.loc, e.b.getIndexType(), idAt(at));
       id = e.max(e.min(id, e.index(vocabulary - 1)), e.index(0));
       e.forLanes(size, target.lanes, [&](Value d, int64_t lanes) {
         e.store(e.load(table, {id, d}, lanes), y, append(at, d));
@@ -372,7 +380,8 @@ struct ArgmaxLowering : public SSMLowering<ArgmaxOp> {
                 e.b, e.loc, arith::CmpFPredicate::UGT, v, carried[0]);
             Value bestIsNumber = arith::CmpFOp::create(
                 e.b, e.loc, arith::CmpFPredicate::ORD, carried[0], carried[0]);
-            Value take = arith::AndIOp::create(e.b, e.loc, greater, bestIsNumber);
+            Value take =
+                arith::AndIOp::create(e.b, e.loc, greater, bestIsNumber);
             return {arith::SelectOp::create(e.b, e.loc, take, v, carried[0]),
                     arith::SelectOp::create(e.b, e.loc, take, i, carried[1])};
           });
@@ -388,5 +397,6 @@ struct ArgmaxLowering : public SSMLowering<ArgmaxOp> {
 void corey::populateRowLowerings(RewritePatternSet &patterns,
                                  VectorTarget target) {
   patterns.add<RMSNormLowering, HadamardLowering, ProjectionLowering,
-               EmbeddingLowering, ArgmaxLowering>(patterns.getContext(), target);
+               EmbeddingLowering, ArgmaxLowering>(patterns.getContext(),
+                                                  target);
 }

@@ -68,7 +68,8 @@ public:
     // to leave work for every thread.
     int64_t perGroup = heads / groups;
     int64_t block = 1;
-    for (int64_t i = 1; i <= std::min<int64_t>(10, llvm::divideCeil(perGroup, 4)); ++i)
+    for (int64_t i = 1;
+         i <= std::min<int64_t>(10, llvm::divideCeil(perGroup, 4)); ++i)
       if (perGroup % i == 0)
         block = i;
     e.parallel(
@@ -81,7 +82,8 @@ public:
           Sequences::Range range = sequences.range(e, row);
           batch = range.batch;
           Value tokens = e.sub(range.end, range.begin);
-          Value few = e.cmp(arith::CmpIPredicate::sle, tokens, e.index(kFewTokens));
+          Value few =
+              e.cmp(arith::CmpIPredicate::sle, tokens, e.index(kFewTokens));
           e.ifThen(
               few,
               [&] {
@@ -114,15 +116,16 @@ private:
     if (auto limit = op.getDtLimit()) {
       raw = e.maxf(raw, e.constantLike(raw, (*limit)[0]));
       Value high = e.constantLike(raw, (*limit)[1]);
-      Value above = arith::CmpFOp::create(e.b, e.loc, arith::CmpFPredicate::OGT, raw, high);
+      Value above = arith::CmpFOp::create(e.b, e.loc, arith::CmpFPredicate::OGT,
+                                          raw, high);
       raw = arith::SelectOp::create(e.b, e.loc, above, high, raw);
     }
     return raw;
   }
 
-  /// An exponent of 2 that sums of a tile hold to the last digit: below -256 the
-  /// decay is zero in f32 whatever the exponent, minus infinity, which has no
-  /// difference to itself, included.
+  /// An exponent of 2 that sums of a tile hold to the last digit: below -256
+  /// the decay is zero in f32 whatever the exponent, minus infinity, which has
+  /// no difference to itself, included.
   Value limitExponent(Value exponent) {
     return e.maxf(e.canonicalNaN(exponent), e.constantLike(exponent, -256.0));
   }
@@ -169,7 +172,8 @@ private:
         auto update = [&](Value n, int64_t width, Value sum) {
           Value s = e.load(state, n, width);
           Value b = e.load(B, {batch, t, group, n}, width);
-          s = e.fma(e.splat(decay, width), s, e.mulf(e.splat(scaled, width), b));
+          s = e.fma(e.splat(decay, width), s,
+                    e.mulf(e.splat(scaled, width), b));
           e.store(s, state, n);
           return e.fma(e.load(C, {batch, t, group, n}, width), s, sum);
         };
@@ -181,8 +185,9 @@ private:
                 return {update(n, lanes, sum[0])};
               })[0]);
         if (full < states)
-          total = e.addf(total, e.sumLanes(update(e.index(full), states - full,
-                                                  e.constant(0.0, states - full))));
+          total =
+              e.addf(total, e.sumLanes(update(e.index(full), states - full,
+                                              e.constant(0.0, states - full))));
         if (D)
           total = e.fma(loadSkip(head, p), input, total);
         if (z)
@@ -223,7 +228,8 @@ private:
       Value head = e.add(firstHead, i);
       e.forLoop(0, channels, 1, [&](Value p) {
         e.forLoop(0, states, 1, [&](Value n) {
-          Value s = initial ? e.loadScalar(initial, {row, head, p, n}) : e.scalar(0.0);
+          Value s = initial ? e.loadScalar(initial, {row, head, p, n})
+                            : e.scalar(0.0);
           e.storeScalar(s, state, {i, n, p});
         });
         // Padding keeps the products free of special cases; it stays zero.
@@ -260,7 +266,8 @@ private:
       e.forLanes(states, lanes, [&](Value n, int64_t width) {
         auto masked = [&](Value memref) -> Value {
           Value v = e.load(memref, {batch, token, group, n}, width);
-          return arith::SelectOp::create(e.b, e.loc, valid, v, e.constant(0.0, width));
+          return arith::SelectOp::create(e.b, e.loc, valid, v,
+                                         e.constant(0.0, width));
         };
         e.store(masked(B), Bs, {t, n});
         e.store(masked(C), Cs, {t, n});
@@ -281,18 +288,22 @@ private:
       Value bound = e.add(t, kRows);
       e.forLoop(zero, bound, e.index(scoreVectors * lanes), [&](Value s) {
         Accumulators sum = zeros(scoreVectors, lanes);
-        sum = product(sum, zero, e.index(states), scoreVectors, lanes,
-                      [&](Value k, int64_t i) { return e.loadScalar(Cs, {e.add(t, i), k}); },
-                      [&](Value k, int64_t j) {
-                        return e.load(Bt, {k, e.add(s, j * lanes)}, lanes);
-                      });
+        sum = product(
+            sum, zero, e.index(states), scoreVectors, lanes,
+            [&](Value k, int64_t i) {
+              return e.loadScalar(Cs, {e.add(t, i), k});
+            },
+            [&](Value k, int64_t j) {
+              return e.load(Bt, {k, e.add(s, j * lanes)}, lanes);
+            });
         for (int64_t i = 0; i < kRows; ++i)
           for (int64_t j = 0; j < scoreVectors; ++j)
             e.store(sum[i * scoreVectors + j], scores,
                     {e.add(t, i), e.add(s, j * lanes)});
       });
     });
-    e.forLoop(0, headBlock, 1, [&](Value i) { emitHead(i, first, count, padded); });
+    e.forLoop(0, headBlock, 1,
+              [&](Value i) { emitHead(i, first, count, padded); });
   }
 
   void emitHead(Value i, Value first, Value count, Value padded) {
@@ -312,7 +323,8 @@ private:
       Value weight = e.mulf(e.exp2(left), e.loadScalar(steps, t));
       e.forLanes(channels, lanes, [&](Value p, int64_t width) {
         Value v = e.load(x, {batch, token, head, p}, width);
-        v = arith::SelectOp::create(e.b, e.loc, valid, v, e.constant(0.0, width));
+        v = arith::SelectOp::create(e.b, e.loc, valid, v,
+                                    e.constant(0.0, width));
         e.store(v, inputs, {t, p});
         e.store(e.mulf(v, e.splat(weight, width)), scaled, {t, p});
       });
@@ -322,7 +334,8 @@ private:
     SmallVector<int32_t> lane(lanes);
     std::iota(lane.begin(), lane.end(), 0);
     Value iota = arith::ConstantOp::create(
-        e.b, e.loc, DenseElementsAttr::get(VectorType::get({lanes}, i32), ArrayRef(lane)));
+        e.b, e.loc,
+        DenseElementsAttr::get(VectorType::get({lanes}, i32), ArrayRef(lane)));
     e.forLoop(zero, padded, one, [&](Value t) {
       Value sum = e.loadScalar(sums, t), low = e.loadScalar(sumsLow, t);
       // As far as the rows of this row's register block read.
@@ -333,10 +346,13 @@ private:
                    e.subf(e.splat(low, lanes), e.load(sumsLow, s, lanes)));
         Value w = e.mulf(e.exp2(difference), e.load(steps, s, lanes));
         w = e.mulf(w, e.load(scores, {t, s}, lanes));
-        Value distance = arith::IndexCastOp::create(e.b, e.loc, i32, e.sub(t, s));
-        Value visible = e.cmp(arith::CmpIPredicate::sle, iota,
-                              vector::BroadcastOp::create(e.b, e.loc, iota.getType(), distance));
-        w = arith::SelectOp::create(e.b, e.loc, visible, w, e.constant(0.0, lanes));
+        Value distance =
+            arith::IndexCastOp::create(e.b, e.loc, i32, e.sub(t, s));
+        Value visible = e.cmp(
+            arith::CmpIPredicate::sle, iota,
+            vector::BroadcastOp::create(e.b, e.loc, iota.getType(), distance));
+        w = arith::SelectOp::create(e.b, e.loc, visible, w,
+                                    e.constant(0.0, lanes));
         e.store(w, weights, {t, s});
       });
     });
@@ -344,21 +360,27 @@ private:
     e.forLoop(zero, padded, rows, [&](Value t) {
       overColumns([&](Value p, int64_t vectors, int64_t width) {
         Accumulators sum = zeros(vectors, width);
-        sum = product(sum, zero, e.index(states), vectors, width,
-                      [&](Value k, int64_t r) { return e.loadScalar(Cs, {e.add(t, r), k}); },
-                      [&](Value k, int64_t j) {
-                        return e.load(state, {i, k, e.add(p, j * width)}, width);
-                      });
+        sum = product(
+            sum, zero, e.index(states), vectors, width,
+            [&](Value k, int64_t r) {
+              return e.loadScalar(Cs, {e.add(t, r), k});
+            },
+            [&](Value k, int64_t j) {
+              return e.load(state, {i, k, e.add(p, j * width)}, width);
+            });
         for (int64_t r = 0; r < kRows; ++r) {
           Value grown = e.splat(e.loadScalar(growth, e.add(t, r)), width);
           for (int64_t j = 0; j < vectors; ++j)
             sum[r * vectors + j] = e.mulf(sum[r * vectors + j], grown);
         }
-        sum = product(sum, zero, t, vectors, width,
-                      [&](Value k, int64_t r) { return e.loadScalar(weights, {e.add(t, r), k}); },
-                      [&](Value k, int64_t j) {
-                        return e.load(inputs, {k, e.add(p, j * width)}, width);
-                      });
+        sum = product(
+            sum, zero, t, vectors, width,
+            [&](Value k, int64_t r) {
+              return e.loadScalar(weights, {e.add(t, r), k});
+            },
+            [&](Value k, int64_t j) {
+              return e.load(inputs, {k, e.add(p, j * width)}, width);
+            });
         // The square on the diagonal, row by row: a later input must not reach
         // an earlier row even with weight zero, which keeps NaN and infinity.
         for (int64_t k = 0; k < kRows; ++k) {
@@ -366,8 +388,10 @@ private:
           for (int64_t j = 0; j < vectors; ++j) {
             Value column = e.load(inputs, {token, e.add(p, j * width)}, width);
             for (int64_t r = k; r < kRows; ++r) {
-              Value weight = e.splat(e.loadScalar(weights, {e.add(t, r), token}), width);
-              sum[r * vectors + j] = e.fma(weight, column, sum[r * vectors + j]);
+              Value weight =
+                  e.splat(e.loadScalar(weights, {e.add(t, r), token}), width);
+              sum[r * vectors + j] =
+                  e.fma(weight, column, sum[r * vectors + j]);
             }
           }
         }
@@ -391,11 +415,14 @@ private:
             sum.push_back(e.mulf(
                 e.load(state, {i, e.add(n, r), e.add(p, j * width)}, width),
                 e.splat(decay, width)));
-        sum = product(sum, zero, count, vectors, width,
-                      [&](Value k, int64_t r) { return e.loadScalar(Bs, {k, e.add(n, r)}); },
-                      [&](Value k, int64_t j) {
-                        return e.load(scaled, {k, e.add(p, j * width)}, width);
-                      });
+        sum = product(
+            sum, zero, count, vectors, width,
+            [&](Value k, int64_t r) {
+              return e.loadScalar(Bs, {k, e.add(n, r)});
+            },
+            [&](Value k, int64_t j) {
+              return e.load(scaled, {k, e.add(p, j * width)}, width);
+            });
         for (int64_t r = 0; r < kRows; ++r)
           for (int64_t j = 0; j < vectors; ++j)
             e.store(sum[r * vectors + j], state,
@@ -412,30 +439,36 @@ private:
       Value token = e.min(e.add(first, t), e.sub(e.add(first, count), one));
       Value raw = e.loadScalar(dt, {batch, token, head});
       Value valid = e.cmp(arith::CmpIPredicate::slt, t, count);
-      e.storeScalar(arith::SelectOp::create(e.b, e.loc, valid, raw, e.scalar(0.0)),
-                    steps, t);
+      e.storeScalar(
+          arith::SelectOp::create(e.b, e.loc, valid, raw, e.scalar(0.0)), steps,
+          t);
     });
     // Logarithms of the decays, in `growth` for the moment.
     e.forLoop(zero, e.index(kTile), e.index(lanes), [&](Value t) {
       Value raw = e.load(steps, t, lanes);
       if (op.getDecay()) {
-        e.store(limitExponent(e.mulf(raw, e.constant(kLog2E, lanes))), growth, t);
+        e.store(limitExponent(e.mulf(raw, e.constant(kLog2E, lanes))), growth,
+                t);
         e.store(e.constant(1.0, lanes), steps, t);
         return;
       }
       Value step = stepOf(raw, head);
       e.store(step, steps, t);
-      e.store(limitExponent(e.mulf(step, e.splat(rateOf(head), lanes))), growth, t);
+      e.store(limitExponent(e.mulf(step, e.splat(rateOf(head), lanes))), growth,
+              t);
     });
     Type f64 = e.b.getF64Type();
-    Value none = arith::ConstantOp::create(e.b, e.loc, e.b.getF64FloatAttr(0.0));
+    Value none =
+        arith::ConstantOp::create(e.b, e.loc, e.b.getF64FloatAttr(0.0));
     e.forLoop(zero, e.index(kTile), one, none,
               [&](Value t, ValueRange running) -> LoopEmitter::Values {
                 Value valid = e.cmp(arith::CmpIPredicate::slt, t, count);
-                Value a = arith::ExtFOp::create(e.b, e.loc, f64, e.loadScalar(growth, t));
+                Value a = arith::ExtFOp::create(e.b, e.loc, f64,
+                                                e.loadScalar(growth, t));
                 a = arith::SelectOp::create(e.b, e.loc, valid, a, none);
                 Value sum = arith::AddFOp::create(e.b, e.loc, running[0], a);
-                Value high = arith::TruncFOp::create(e.b, e.loc, e.b.getF32Type(), sum);
+                Value high =
+                    arith::TruncFOp::create(e.b, e.loc, e.b.getF32Type(), sum);
                 Value back = arith::ExtFOp::create(e.b, e.loc, f64, high);
                 Value low = arith::TruncFOp::create(
                     e.b, e.loc, e.b.getF32Type(),
@@ -478,8 +511,8 @@ private:
   }
 
   /// sum[i, j] += over k in [lower, upper) of left(k, i) * right(k, j).
-  Accumulators product(ValueRange sum, Value lower, Value upper, int64_t vectors,
-                       int64_t width,
+  Accumulators product(ValueRange sum, Value lower, Value upper,
+                       int64_t vectors, int64_t width,
                        llvm::function_ref<Value(Value k, int64_t i)> left,
                        llvm::function_ref<Value(Value k, int64_t j)> right) {
     return e.forLoop(lower, upper, e.index(1), sum,
@@ -490,8 +523,8 @@ private:
                        for (int64_t i = 0; i < kRows; ++i) {
                          Value factor = e.splat(left(k, i), width);
                          for (int64_t j = 0; j < vectors; ++j)
-                           next.push_back(
-                               e.fma(factor, columns[j], running[i * vectors + j]));
+                           next.push_back(e.fma(factor, columns[j],
+                                                running[i * vectors + j]));
                        }
                        return next;
                      });
@@ -499,13 +532,15 @@ private:
 
   /// Calls `body` for every block of columns of a head: blocks of several full
   /// vectors, then single vectors, then the narrower rest.
-  void overColumns(llvm::function_ref<void(Value p, int64_t vectors, int64_t width)> body) {
+  void overColumns(
+      llvm::function_ref<void(Value p, int64_t vectors, int64_t width)> body) {
     int64_t wide = maxVectors() * lanes;
     int64_t offset = channels / wide * wide;
     if (offset == wide)
       body(e.index(0), maxVectors(), lanes);
     else if (offset)
-      e.forLoop(0, offset, wide, [&](Value p) { body(p, maxVectors(), lanes); });
+      e.forLoop(0, offset, wide,
+                [&](Value p) { body(p, maxVectors(), lanes); });
     if (int64_t vectors = (channels - offset) / lanes) {
       body(e.index(offset), vectors, lanes);
       offset += vectors * lanes;
@@ -528,7 +563,8 @@ private:
 struct SSDLowering : public SSMLowering<SSDOp> {
   using SSMLowering::SSMLowering;
 
-  LogicalResult matchAndRewrite(SSDOp op, PatternRewriter &rewriter) const override {
+  LogicalResult matchAndRewrite(SSDOp op,
+                                PatternRewriter &rewriter) const override {
     OpLowering e(rewriter, op, target);
     SSDEmitter emitter(e, op);
     Value x = e.buffer(op.getX());
@@ -546,6 +582,7 @@ struct SSDLowering : public SSMLowering<SSDOp> {
 };
 } // namespace
 
-void corey::populateSSDLowerings(RewritePatternSet &patterns, VectorTarget target) {
+void corey::populateSSDLowerings(RewritePatternSet &patterns,
+                                 VectorTarget target) {
   patterns.add<SSDLowering>(patterns.getContext(), target);
 }

@@ -37,7 +37,8 @@ Value siteAddress(OpLowering &e, FlatSymbolRefAttr site) {
     text.push_back('\0');
     auto type = LLVM::LLVMArrayType::get(e.b.getI8Type(), text.size());
     LLVM::GlobalOp::create(e.b, module.getLoc(), type, /*isConstant=*/true,
-                           LLVM::Linkage::Internal, name, e.b.getStringAttr(text));
+                           LLVM::Linkage::Internal, name,
+                           e.b.getStringAttr(text));
   }
   Value address = LLVM::AddressOfOp::create(
       e.b, e.loc, LLVM::LLVMPointerType::get(e.b.getContext()), name);
@@ -54,15 +55,17 @@ struct BindChunkLowering : public SSMLowering<BindChunkOp> {
     if (policy.consume_front("static:")
             ? policy.getAsInteger(10, fallback) || fallback < 1
             : !policy.empty() && policy != "unsplit")
-      return op.emitOpError("expected policy 'unsplit' or 'static:<tokens>', got '")
+      return op.emitOpError(
+                 "expected policy 'unsplit' or 'static:<tokens>', got '")
              << *op.getPolicy() << "'";
     OpLowering e(rewriter, op, target);
-    Value chunk = e.callRuntime("corey_rt_chunk",
-                                {siteAddress(e, op.getSiteAttr()),
-                                 e.toI64(op.getBatch()), e.toI64(op.getLength()),
-                                 e.toI64(e.index(fallback))},
-                                e.b.getI64Type());
-    rewriter.replaceOpWithNewOp<arith::IndexCastOp>(op, e.b.getIndexType(), chunk);
+    Value chunk =
+        e.callRuntime("corey_rt_chunk",
+                      {siteAddress(e, op.getSiteAttr()), e.toI64(op.getBatch()),
+                       e.toI64(op.getLength()), e.toI64(e.index(fallback))},
+                      e.b.getI64Type());
+    rewriter.replaceOpWithNewOp<arith::IndexCastOp>(op, e.b.getIndexType(),
+                                                    chunk);
     return success();
   }
 };
@@ -78,7 +81,8 @@ struct ObserveLowering : public SSMLowering<ObserveOp> {
     Value site = siteAddress(e, op.getSiteAttr());
     // An element type as its width; bf16 is told from f16 by a negative width.
     int64_t width = type.getElementTypeBitWidth();
-    Value code = e.toI64(e.index(isa<BFloat16Type>(type.getElementType()) ? -width : width));
+    Value code = e.toI64(
+        e.index(isa<BFloat16Type>(type.getElementType()) ? -width : width));
     int64_t rank = type.getRank();
     e.serialOver(x, std::max<int64_t>(rank - 1, 0), [&](ValueRange ivs) {
       auto metadata = memref::ExtractStridedMetadataOp::create(e.b, e.loc, x);
@@ -100,7 +104,8 @@ struct ConvertSSMToLinalg
   using Base::Base;
 
   void runOnOperation() override {
-    FailureOr<VectorTarget> target = getVectorTarget(getOperation(), vectorBits);
+    FailureOr<VectorTarget> target =
+        getVectorTarget(getOperation(), vectorBits);
     if (failed(target))
       return signalPassFailure();
     MLIRContext *context = &getContext();
@@ -147,7 +152,8 @@ struct ConvertSSMToLinalg
 };
 } // namespace
 
-FailureOr<VectorTarget> corey::getVectorTarget(Operation *op, int64_t vectorBits) {
+FailureOr<VectorTarget> corey::getVectorTarget(Operation *op,
+                                               int64_t vectorBits) {
   if (vectorBits == 0) {
     llvm::StringMap<bool> features = llvm::sys::getHostCPUFeatures();
     vectorBits = features.lookup("avx512f") ? 512 : 256;
@@ -156,6 +162,7 @@ FailureOr<VectorTarget> corey::getVectorTarget(Operation *op, int64_t vectorBits
     return VectorTarget{16, 32};
   if (vectorBits == 256)
     return VectorTarget{8, 16};
-  op->emitError() << "expected vector-bits to be 0, 256 or 512, got " << vectorBits;
+  op->emitError() << "expected vector-bits to be 0, 256 or 512, got "
+                  << vectorBits;
   return failure();
 }

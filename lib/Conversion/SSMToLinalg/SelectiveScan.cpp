@@ -1,4 +1,5 @@
-//===- SelectiveScan.cpp - CPU lowering of selective_scan and causal_conv -*- C++ -*-===//
+//===- SelectiveScan.cpp - CPU lowering of selective_scan and causal_conv -*-
+//C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
@@ -6,9 +7,9 @@
 
 //
 // A work item is one block of channels, a cache line of them, of one sequence.
-// It walks its tokens chunk by chunk and hands its state, f32, from one chunk to
-// the next through scratch memory. Within a chunk it takes tiles of tokens in
-// three passes:
+// It walks its tokens chunk by chunk and hands its state, f32, from one chunk
+// to the next through scratch memory. Within a chunk it takes tiles of tokens
+// in three passes:
 //
 //   1. per token: dt, dt u and D u, for all channels of the block;
 //   2. per state: the recurrence over the tile's tokens, channels across the
@@ -106,8 +107,8 @@ struct SelectiveScanLowering : public SSMLowering<SelectiveScanOp> {
   }
 
   void emitBlock(OpLowering &e, SelectiveScanOp op, const ScanBuffers &s,
-                 const Sequences &sequences, Value chunk, Value row, Value group,
-                 Value offset, int64_t lanes) const {
+                 const Sequences &sequences, Value chunk, Value row,
+                 Value group, Value offset, int64_t lanes) const {
     // A log2(e), and the state, with the channels of the block innermost.
     Value rate = e.scratch({s.states, lanes});
     Value state = e.scratch({s.states, lanes});
@@ -119,7 +120,8 @@ struct SelectiveScanLowering : public SSMLowering<SelectiveScanOp> {
           return e.forLoop(
               zero, e.index(s.states), one, outer[0],
               [&](Value n, ValueRange inner) -> LoopEmitter::Values {
-                Value a = e.canonicalNaN(e.mulf(e.loadScalar(s.A, {channel, n}), e.scalar(kLog2E)));
+                Value a = e.canonicalNaN(
+                    e.mulf(e.loadScalar(s.A, {channel, n}), e.scalar(kLog2E)));
                 e.storeScalar(a, rate, {n, lane});
                 Value h = s.initial ? e.loadScalar(s.initial, {row, channel, n})
                                     : e.scalar(0.0);
@@ -127,8 +129,12 @@ struct SelectiveScanLowering : public SSMLowering<SelectiveScanOp> {
                 return {e.maxf(inner[0], a)};
               });
         });
-    ScanTile tile{e.scratch({kTile, lanes}), e.scratch({kTile, lanes}),
-                  e.scratch({kTile, lanes}), rate, state, lanes};
+    ScanTile tile{e.scratch({kTile, lanes}),
+                  e.scratch({kTile, lanes}),
+                  e.scratch({kTile, lanes}),
+                  rate,
+                  state,
+                  lanes};
     // dt is not negative after softplus, A hardly ever is positive: exponents
     // then need no upper bound.
     Value bounded = arith::CmpFOp::create(e.b, e.loc, arith::CmpFPredicate::OLE,
@@ -157,13 +163,15 @@ struct SelectiveScanLowering : public SSMLowering<SelectiveScanOp> {
           dt = e.canonicalNaN(dt);
           e.store(dt, tile.dt, {i, zero});
           e.store(e.mulf(dt, u), tile.dtu, {i, zero});
-          e.store(skip ? e.mulf(skip, u) : e.constant(0.0, lanes), tile.sum, {i, zero});
+          e.store(skip ? e.mulf(skip, u) : e.constant(0.0, lanes), tile.sum,
+                  {i, zero});
         });
         auto recurrence = [&](bool nonPositive) {
           emitStates(e, s, tile, batch, group, first, count, nonPositive);
         };
         if (op.getDeltaSoftplus() && !e.target.hasAVX512())
-          e.ifThen(bounded, [&] { recurrence(true); }, [&] { recurrence(false); });
+          e.ifThen(
+              bounded, [&] { recurrence(true); }, [&] { recurrence(false); });
         else
           recurrence(false);
         e.forLoop(zero, count, one, [&](Value i) {
@@ -193,7 +201,8 @@ struct SelectiveScanLowering : public SSMLowering<SelectiveScanOp> {
     int64_t width = tile.lanes;
     // States that share a pass over the sums; with 16 registers one state of
     // two vectors and the constants fill them.
-    int64_t together = std::min<int64_t>(e.target.registers >= 32 ? 4 : 1, s.states);
+    int64_t together =
+        std::min<int64_t>(e.target.registers >= 32 ? 4 : 1, s.states);
     auto emitGroup = [&](Value n0, int64_t size) {
       LoopEmitter::Values rates, h;
       for (int64_t i = 0; i < size; ++i) {
@@ -262,8 +271,9 @@ struct CausalConvLowering : public SSMLowering<CausalConvOp> {
         taps.push_back(e.load(scratch, {e.index(k), e.index(0)}, lanes));
       Value start = bias ? e.load(bias, offset, lanes) : e.constant(0.0, lanes);
       for (int64_t k = 0; k + 1 < width; ++k)
-        window.push_back(initial ? e.load(initial, {row, e.index(k), offset}, lanes)
-                                 : e.constant(0.0, lanes));
+        window.push_back(initial
+                             ? e.load(initial, {row, e.index(k), offset}, lanes)
+                             : e.constant(0.0, lanes));
       auto [batch, begin, end] = sequences.range(e, row);
       window = e.forLoop(
           begin, end, e.index(1), window,

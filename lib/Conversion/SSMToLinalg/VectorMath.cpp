@@ -1,4 +1,5 @@
-//===- VectorMath.cpp - Elementary functions on f32 scalars and vectors -*- C++ -*-===//
+//===- VectorMath.cpp - Elementary functions on f32 scalars and vectors -*- C++
+//-*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
@@ -57,7 +58,8 @@ static std::pair<Value, Value> roundToInteger(LoopEmitter &e, Value x,
 /// value * 2^n, n being the low bits of `bits`; value in [0.5, 2).
 static Value scaleByBits(LoopEmitter &e, Value value, Value bits) {
   Type integer = bits.getType();
-  Value shift = arith::ShLIOp::create(e.b, e.loc, bits, integerLike(e, integer, 23));
+  Value shift =
+      arith::ShLIOp::create(e.b, e.loc, bits, integerLike(e, integer, 23));
   Value asBits = arith::BitcastOp::create(e.b, e.loc, integer, value);
   Value sum = arith::AddIOp::create(e.b, e.loc, asBits, shift);
   return arith::BitcastOp::create(e.b, e.loc, value.getType(), sum);
@@ -66,7 +68,8 @@ static Value scaleByBits(LoopEmitter &e, Value value, Value bits) {
 /// x, but not below `low`; NaN is kept.
 static Value clampLow(LoopEmitter &e, Value x, double low) {
   Value lowest = e.constantLike(x, low);
-  Value below = arith::CmpFOp::create(e.b, e.loc, arith::CmpFPredicate::OLT, x, lowest);
+  Value below =
+      arith::CmpFOp::create(e.b, e.loc, arith::CmpFPredicate::OLT, x, lowest);
   return arith::SelectOp::create(e.b, e.loc, below, lowest, x);
 }
 
@@ -74,7 +77,8 @@ static Value clampLow(LoopEmitter &e, Value x, double low) {
 static Value clamp(LoopEmitter &e, Value x, double low, double high) {
   x = clampLow(e, x, low);
   Value highest = e.constantLike(x, high);
-  Value above = arith::CmpFOp::create(e.b, e.loc, arith::CmpFPredicate::OGT, x, highest);
+  Value above =
+      arith::CmpFOp::create(e.b, e.loc, arith::CmpFPredicate::OGT, x, highest);
   return arith::SelectOp::create(e.b, e.loc, above, highest, x);
 }
 
@@ -82,12 +86,12 @@ static Value clamp(LoopEmitter &e, Value x, double low, double high) {
 static constexpr double kExp2[] = {1.0,         0.693147,    0.24022242,
                                    0.055507336, 0.009671513, 0.0013264727};
 // e^x on [-ln2/2, ln2/2], relative error 3.1e-9.
-static constexpr double kExp[] = {1.0,        1.0,        0.49999994,
-                                  0.16666521, 0.04166839, 0.00836871,
-                                  0.0013814613};
+static constexpr double kExp[] = {
+    1.0, 1.0, 0.49999994, 0.16666521, 0.04166839, 0.00836871, 0.0013814613};
 
 Value LoopEmitter::canonicalNaN(Value x) {
-  Value isNumber = arith::CmpFOp::create(b, loc, arith::CmpFPredicate::ORD, x, x);
+  Value isNumber =
+      arith::CmpFOp::create(b, loc, arith::CmpFPredicate::ORD, x, x);
   Value nan = constantLike(x, std::numeric_limits<double>::quiet_NaN());
   return arith::SelectOp::create(b, loc, isNumber, x, nan);
 }
@@ -121,7 +125,8 @@ Value LoopEmitter::exp(Value x) {
   // and overflow gives infinity.
   Value original = x;
   x = clamp(*this, x, -104.0, 89.0);
-  Value scaled = arith::MulFOp::create(b, loc, x, constantLike(x, 1.44269504088896341));
+  Value scaled =
+      arith::MulFOp::create(b, loc, x, constantLike(x, 1.44269504088896341));
   Value rounded;
   auto [bits, unused] = roundToInteger(*this, scaled, rounded);
   (void)unused;
@@ -130,23 +135,29 @@ Value LoopEmitter::exp(Value x) {
   Value p = horner(*this, r, kExp);
   Type integer = bits.getType();
   // The sign-extended integer, then its halves.
-  Value n = arith::SubIOp::create(b, loc, bits, integerLike(*this, integer, 0x4B400000));
-  Value half = arith::ShRSIOp::create(b, loc, n, integerLike(*this, integer, 1));
+  Value n = arith::SubIOp::create(b, loc, bits,
+                                  integerLike(*this, integer, 0x4B400000));
+  Value half =
+      arith::ShRSIOp::create(b, loc, n, integerLike(*this, integer, 1));
   Value rest = arith::SubIOp::create(b, loc, n, half);
   auto powerOfTwo = [&](Value exponent) -> Value {
-    Value biased = arith::AddIOp::create(b, loc, exponent, integerLike(*this, integer, 127));
-    Value shifted = arith::ShLIOp::create(b, loc, biased, integerLike(*this, integer, 23));
+    Value biased = arith::AddIOp::create(b, loc, exponent,
+                                         integerLike(*this, integer, 127));
+    Value shifted =
+        arith::ShLIOp::create(b, loc, biased, integerLike(*this, integer, 23));
     return arith::BitcastOp::create(b, loc, x.getType(), shifted);
   };
   Value result = arith::MulFOp::create(b, loc, p, powerOfTwo(half));
   result = arith::MulFOp::create(b, loc, result, powerOfTwo(rest));
-  Value isNaN = arith::CmpFOp::create(b, loc, arith::CmpFPredicate::UNO, original, original);
+  Value isNaN = arith::CmpFOp::create(b, loc, arith::CmpFPredicate::UNO,
+                                      original, original);
   return arith::SelectOp::create(b, loc, isNaN, original, result);
 }
 
 Value LoopEmitter::expNonPositive(Value x) {
   x = clampLow(*this, x, -87.0);
-  Value scaled = arith::MulFOp::create(b, loc, x, constantLike(x, 1.44269504088896341));
+  Value scaled =
+      arith::MulFOp::create(b, loc, x, constantLike(x, 1.44269504088896341));
   Value rounded;
   auto [bits, unused] = roundToInteger(*this, scaled, rounded);
   (void)unused;

@@ -55,8 +55,9 @@ void *Arena::allocate(size_t size) {
   if (block) {
     lists[sizeClass] = block->next;
   } else {
-    block = static_cast<Header *>(
-        std::aligned_alloc(kAlignment, kAlignment + (rounded + kAlignment - 1) / kAlignment * kAlignment));
+    block = static_cast<Header *>(std::aligned_alloc(
+        kAlignment,
+        kAlignment + (rounded + kAlignment - 1) / kAlignment * kAlignment));
     if (!block)
       return nullptr;
     block->sizeClass = sizeClass;
@@ -69,7 +70,8 @@ void *Arena::allocate(size_t size) {
 void Arena::release(void *pointer) {
   if (!pointer)
     return;
-  auto *block = reinterpret_cast<Header *>(static_cast<char *>(pointer) - kAlignment);
+  auto *block =
+      reinterpret_cast<Header *>(static_cast<char *>(pointer) - kAlignment);
   block->next = lists[block->sizeClass];
   lists[block->sizeClass] = block;
 }
@@ -134,7 +136,8 @@ void *corey_rt_malloc(size_t size) {
   void *pointer = call().arena.allocate(size);
   if (!pointer) {
     // Compiled code cannot go on without its buffers.
-    std::fprintf(stderr, "corey: fatal: out of memory allocating %zu bytes\n", size);
+    std::fprintf(stderr, "corey: fatal: out of memory allocating %zu bytes\n",
+                 size);
     std::abort();
   }
   return pointer;
@@ -183,14 +186,16 @@ static double widen(const void *address, int64_t index, int64_t width) {
   return sign * std::ldexp(mantissa + 1024, exponent - 25);
 }
 
-void corey_rt_observe(int64_t site, int64_t address, int64_t count, int64_t width) {
+void corey_rt_observe(int64_t site, int64_t address, int64_t count,
+                      int64_t width) {
   ProgramState *program = call().program;
   if (!program)
     return;
   const char *name = reinterpret_cast<const char *>(site);
   std::lock_guard<std::mutex> lock(program->statisticsMutex);
-  auto it = std::find_if(program->statistics.begin(), program->statistics.end(),
-                         [&](const SiteStatistics &s) { return s.name == name; });
+  auto it =
+      std::find_if(program->statistics.begin(), program->statistics.end(),
+                   [&](const SiteStatistics &s) { return s.name == name; });
   if (it == program->statistics.end()) {
     program->statistics.emplace_back();
     it = program->statistics.end() - 1;
@@ -207,8 +212,8 @@ void corey_rt_bad_index(int64_t index, int64_t limit) {
 
 void corey_rt_check_sequence_count(int64_t count, int64_t length) {
   if (count == 0 && length > 0)
-    fail("expected seq_starts to have a sequence for " + std::to_string(length) +
-         " tokens, got none");
+    fail("expected seq_starts to have a sequence for " +
+         std::to_string(length) + " tokens, got none");
 }
 
 void corey_rt_check_sequence_start(int64_t sequence, int64_t start,

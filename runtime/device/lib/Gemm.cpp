@@ -20,12 +20,15 @@ namespace {
 /// copied; others are used where they are.
 class Rows {
 public:
-  Rows(const float *data, int64_t rows, int64_t columns, int64_t &stride) : data(data) {
+  Rows(const float *data, int64_t rows, int64_t columns, int64_t &stride)
+      : data(data) {
     if (rows <= 1 || stride >= columns)
       return;
-    copy = static_cast<float *>(corey_rt_malloc(std::max<int64_t>(rows * columns, 1) * sizeof(float)));
+    copy = static_cast<float *>(
+        corey_rt_malloc(std::max<int64_t>(rows * columns, 1) * sizeof(float)));
     for (int64_t i = 0; i < rows; ++i)
-      std::memcpy(copy + i * columns, data + i * stride, columns * sizeof(float));
+      std::memcpy(copy + i * columns, data + i * stride,
+                  columns * sizeof(float));
     this->data = copy;
     stride = columns;
   }
@@ -57,7 +60,8 @@ void corey_rt_gemm(int64_t x, int64_t w, int64_t y, int64_t batch, int64_t rows,
     batch = 1;
     xRowStride = xBatchStride;
     yRowStride = yBatchStride;
-  } else if (xBatchStride == rows * xRowStride && yBatchStride == rows * yRowStride) {
+  } else if (xBatchStride == rows * xRowStride &&
+             yBatchStride == rows * yRowStride) {
     rows *= batch;
     batch = 1;
   }
@@ -68,7 +72,8 @@ void corey_rt_gemm(int64_t x, int64_t w, int64_t y, int64_t batch, int64_t rows,
   bool byRows = rows >= outputs;
   int64_t extent = byRows ? rows : outputs;
   double work = static_cast<double>(rows) * outputs * inputs;
-  int64_t threads = std::min<int64_t>(omp_get_max_threads(), (extent + 31) / 32);
+  int64_t threads =
+      std::min<int64_t>(omp_get_max_threads(), (extent + 31) / 32);
   if (work < 1e6)
     threads = 1;
   Rows weights(wp, outputs, inputs, wRowStride);
@@ -82,7 +87,8 @@ void corey_rt_gemm(int64_t x, int64_t w, int64_t y, int64_t batch, int64_t rows,
     for (int64_t i = 0; i < threads; ++i) {
       // Multiples of 8 keep the micro-kernels whole.
       int64_t begin = extent * i / threads / 8 * 8;
-      int64_t end = i + 1 == threads ? extent : extent * (i + 1) / threads / 8 * 8;
+      int64_t end =
+          i + 1 == threads ? extent : extent * (i + 1) / threads / 8 * 8;
       if (begin >= end)
         continue;
       int64_t m = byRows ? end - begin : rows;
@@ -90,9 +96,10 @@ void corey_rt_gemm(int64_t x, int64_t w, int64_t y, int64_t batch, int64_t rows,
       const float *xs = byRows ? xb + begin * xStride : xb;
       const float *ws = byRows ? wp : wp + begin * wRowStride;
       float *ys = byRows ? yb + begin * yRowStride : yb + begin;
-      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, m, n, inputs, 1.0f, xs,
-                  std::max(xStride, inputs), ws, std::max(wRowStride, inputs),
-                  accumulate ? 1.0f : 0.0f, ys, std::max(yRowStride, n));
+      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, m, n, inputs, 1.0f,
+                  xs, std::max(xStride, inputs), ws,
+                  std::max(wRowStride, inputs), accumulate ? 1.0f : 0.0f, ys,
+                  std::max(yRowStride, n));
     }
   }
 }

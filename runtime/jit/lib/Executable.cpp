@@ -36,8 +36,6 @@
 using namespace corey;
 using mlir::ModuleOp;
 
-
-
 //===----------------------------------------------------------------------===//
 // Context
 //===----------------------------------------------------------------------===//
@@ -49,7 +47,8 @@ struct Context::Impl {
   std::mutex mutex;
   Device device;
   /// Shared with the executables, which outlive the context.
-  std::shared_ptr<std::atomic<int>> threads = std::make_shared<std::atomic<int>>(1);
+  std::shared_ptr<std::atomic<int>> threads =
+      std::make_shared<std::atomic<int>>(1);
 };
 
 Context::Context() = default;
@@ -76,8 +75,9 @@ Device Context::getDevice() const { return impl->device; }
 int Context::getThreads() const { return *impl->threads; }
 Status Context::setThreads(int threads) {
   if (threads < 0)
-    return Status::invalidArgument("expected a thread count of at least 0, got " +
-                                   std::to_string(threads));
+    return Status::invalidArgument(
+        "expected a thread count of at least 0, got " +
+        std::to_string(threads));
   *impl->threads = threads ? threads : device::hardwareThreads();
   return Status::ok();
 }
@@ -93,7 +93,8 @@ public:
           if (!text.empty())
             text += "\n";
           llvm::raw_string_ostream os(text);
-          if (auto loc = diagnostic.getLocation()->findInstanceOf<mlir::FileLineColLoc>())
+          if (auto loc = diagnostic.getLocation()
+                             ->findInstanceOf<mlir::FileLineColLoc>())
             os << loc.getFilename().getValue() << ":" << loc.getLine() << ":"
                << loc.getColumn() << ": ";
           os << diagnostic.str();
@@ -134,7 +135,9 @@ std::string nameAt(llvm::StringRef source, mlir::Location loc, bool isResult,
   if (!text.consume_front("%"))
     return "";
   return text
-      .take_while([](char c) { return llvm::isAlnum(c) || c == '_' || c == '.' || c == '$'; })
+      .take_while([](char c) {
+        return llvm::isAlnum(c) || c == '_' || c == '.' || c == '$';
+      })
       .str();
 }
 
@@ -159,8 +162,8 @@ void recordNames(ModuleOp module, llvm::StringRef source) {
       auto result = llvm::dyn_cast<mlir::OpResult>(terminator.getOperand(i));
       if (!result || function.getResultAttr(i, ssm::kNameAttr))
         continue;
-      std::string name =
-          nameAt(source, result.getOwner()->getLoc(), true, result.getResultNumber());
+      std::string name = nameAt(source, result.getOwner()->getLoc(), true,
+                                result.getResultNumber());
       // A number says nothing about a result.
       if (!name.empty() && !llvm::isDigit(name[0]))
         function.setResultAttr(i, ssm::kNameAttr, string(name));
@@ -173,10 +176,10 @@ Expected<mlir::OwningOpRef<ModuleOp>> parse(mlir::MLIRContext &context,
                                             std::string_view name) {
   DiagnosticCollector diagnostics(&context);
   llvm::SourceMgr manager;
-  manager.AddNewSourceBuffer(
-      llvm::MemoryBuffer::getMemBufferCopy(llvm::StringRef(source.data(), source.size()),
-                                           llvm::StringRef(name.data(), name.size())),
-      llvm::SMLoc());
+  manager.AddNewSourceBuffer(llvm::MemoryBuffer::getMemBufferCopy(
+                                 llvm::StringRef(source.data(), source.size()),
+                                 llvm::StringRef(name.data(), name.size())),
+                             llvm::SMLoc());
   auto module = mlir::parseSourceFile<ModuleOp>(manager, &context);
   if (!module)
     return diagnostics.status("parsing failed");
@@ -186,8 +189,8 @@ Expected<mlir::OwningOpRef<ModuleOp>> parse(mlir::MLIRContext &context,
   return module;
 }
 
-Status runPipeline(ModuleOp module, const CPUPipelineOptions &options, CPUPhase first,
-                   CPUPhase last) {
+Status runPipeline(ModuleOp module, const CPUPipelineOptions &options,
+                   CPUPhase first, CPUPhase last) {
   DiagnosticCollector diagnostics(module.getContext());
   mlir::PassManager manager(module.getContext());
   manager.enableVerifier(false);
@@ -202,16 +205,19 @@ Expected<int64_t> parsePolicy(const std::string &policy) {
   if (text == "unsplit")
     return int64_t(0);
   int64_t chunk;
-  if (text.consume_front("static:") && !text.getAsInteger(10, chunk) && chunk > 0)
+  if (text.consume_front("static:") && !text.getAsInteger(10, chunk) &&
+      chunk > 0)
     return chunk;
   return Status::invalidArgument(
       "expected policy 'unsplit' or 'static:<tokens>', got '" + policy + "'");
 }
 
 Status checkOptions(const CompileOptions &options) {
-  if (options.vectorBits != 0 && options.vectorBits != 256 && options.vectorBits != 512)
-    return Status::invalidArgument("expected vectorBits to be 0, 256 or 512, got " +
-                                   std::to_string(options.vectorBits));
+  if (options.vectorBits != 0 && options.vectorBits != 256 &&
+      options.vectorBits != 512)
+    return Status::invalidArgument(
+        "expected vectorBits to be 0, 256 or 512, got " +
+        std::to_string(options.vectorBits));
   if (options.optLevel < 0 || options.optLevel > 3)
     return Status::invalidArgument("expected optLevel to be from 0 to 3, got " +
                                    std::to_string(options.optLevel));
@@ -219,7 +225,8 @@ Status checkOptions(const CompileOptions &options) {
 }
 
 Status toStatus(llvm::Error error) {
-  return error ? Status::compileError(llvm::toString(std::move(error))) : Status::ok();
+  return error ? Status::compileError(llvm::toString(std::move(error)))
+               : Status::ok();
 }
 
 DType toDType(mlir::Type type) {
@@ -251,7 +258,8 @@ bool isSupported(mlir::Type type) {
 std::string shapeText(const int64_t *sizes, size_t rank) {
   std::string text = "[";
   for (size_t i = 0; i < rank; ++i)
-    text += (i ? ", " : "") + (sizes[i] < 0 ? std::string("?") : std::to_string(sizes[i]));
+    text += (i ? ", " : "") +
+            (sizes[i] < 0 ? std::string("?") : std::to_string(sizes[i]));
   return text + "]";
 }
 std::string shapeText(const std::vector<int64_t> &shape) {
@@ -262,13 +270,15 @@ class Stopwatch {
 public:
   double lap() {
     auto now = std::chrono::steady_clock::now();
-    double elapsed = std::chrono::duration<double, std::milli>(now - start).count();
+    double elapsed =
+        std::chrono::duration<double, std::milli>(now - start).count();
     start = now;
     return elapsed;
   }
 
 private:
-  std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point start =
+      std::chrono::steady_clock::now();
 };
 
 /// Two sizes that must agree, for messages.
@@ -338,8 +348,8 @@ struct Executable::Impl {
     std::string known;
     for (const FunctionInfo &info : infos)
       known += (known.empty() ? "" : ", ") + info.name;
-    return Status::notFound("expected a function of " + this->name + " (" + known +
-                            "), got '" + std::string(name) + "'");
+    return Status::notFound("expected a function of " + this->name + " (" +
+                            known + "), got '" + std::string(name) + "'");
   }
 
   std::unique_ptr<Call> acquire() {
@@ -358,12 +368,15 @@ struct Executable::Impl {
     idle.push_back(std::move(call));
   }
 
-  Status checkInputs(const Function &function, const Tensor *inputs, size_t count) const;
-  Status computeShapes(const Function &function, const Tensor *inputs, Call &call) const;
-  Status checkOutputs(const Function &function, const Tensor *inputs, size_t numInputs,
-                      const Tensor *outputs, size_t numOutputs, const Call &call) const;
-  Status execute(const Function &function, const Tensor *inputs, const Tensor *outputs,
-                 Call &call);
+  Status checkInputs(const Function &function, const Tensor *inputs,
+                     size_t count) const;
+  Status computeShapes(const Function &function, const Tensor *inputs,
+                       Call &call) const;
+  Status checkOutputs(const Function &function, const Tensor *inputs,
+                      size_t numInputs, const Tensor *outputs,
+                      size_t numOutputs, const Call &call) const;
+  Status execute(const Function &function, const Tensor *inputs,
+                 const Tensor *outputs, Call &call);
 };
 
 Executable::Executable() : impl(std::make_unique<Impl>()) {}
@@ -371,14 +384,16 @@ Executable::~Executable() = default;
 
 /// Reads functions, weights and sites off a module after the Bound phase.
 Status Executable::Impl::describe(ModuleOp module) {
-  if (auto attr = module->getAttrOfType<mlir::StringAttr>(ssm::WeightOp::getPrefixAttrName()))
+  if (auto attr = module->getAttrOfType<mlir::StringAttr>(
+          ssm::WeightOp::getPrefixAttrName()))
     prefix = attr.str();
   llvm::StringMap<size_t> weightIndex;
   for (auto op : module.getOps<ssm::WeightOp>()) {
     auto type = llvm::cast<mlir::RankedTensorType>(op.getType());
     Weight weight;
-    weight.info = {op.getSymName().str(), toDType(type.getElementType()),
-                   std::vector<int64_t>(type.getShape().begin(), type.getShape().end())};
+    weight.info = {
+        op.getSymName().str(), toDType(type.getElementType()),
+        std::vector<int64_t>(type.getShape().begin(), type.getShape().end())};
     weight.key = op.getFileKey().str();
     weightIndex[op.getSymName()] = weights.size();
     weightInfos.push_back(weight.info);
@@ -386,7 +401,8 @@ Status Executable::Impl::describe(ModuleOp module) {
   }
   mlir::SymbolTable symbols(module);
   for (auto op : module.getOps<mlir::func::FuncOp>()) {
-    if (op.isPrivate() || op.isExternal() || op.getSymName().ends_with(ssm::kShapesSuffix))
+    if (op.isPrivate() || op.isExternal() ||
+        op.getSymName().ends_with(ssm::kShapesSuffix))
       continue;
     Function function;
     function.info.name = op.getSymName().str();
@@ -396,48 +412,65 @@ Status Executable::Impl::describe(ModuleOp module) {
       if (!tensor || !isSupported(tensor.getElementType())) {
         std::string text;
         llvm::raw_string_ostream(text) << type;
-        return Status::compileError("expected '" + name + "' of @" + function.info.name +
-                                    " to be a ranked tensor of a float or integer type, got " + text);
+        return Status::compileError(
+            "expected '" + name + "' of @" + function.info.name +
+            " to be a ranked tensor of a float or integer type, got " + text);
       }
       std::vector<int64_t> shape;
       for (int64_t size : tensor.getShape())
         shape.push_back(mlir::ShapedType::isDynamic(size) ? -1 : size);
-      list.push_back({std::move(name), toDType(tensor.getElementType()), shape});
+      list.push_back(
+          {std::move(name), toDType(tensor.getElementType()), shape});
       return Status::ok();
     };
     for (unsigned i = 0; i < op.getNumArguments(); ++i) {
-      if (auto attr = op.getArgAttrOfType<mlir::StringAttr>(i, ssm::kWeightArgAttr)) {
+      if (auto attr =
+              op.getArgAttrOfType<mlir::StringAttr>(i, ssm::kWeightArgAttr)) {
         function.weights.push_back(weightIndex.lookup(attr.getValue()));
       } else {
         std::string name = "arg" + std::to_string(i);
-        if (auto attr = op.getArgAttrOfType<mlir::StringAttr>(i, ssm::kNameAttr))
+        if (auto attr =
+                op.getArgAttrOfType<mlir::StringAttr>(i, ssm::kNameAttr))
           name = attr.str();
-        if (Status status = toInfo(op.getArgumentTypes()[i], name, function.info.inputs); !status)
+        if (Status status =
+                toInfo(op.getArgumentTypes()[i], name, function.info.inputs);
+            !status)
           return status;
       }
-      function.numDims += llvm::cast<mlir::RankedTensorType>(op.getArgumentTypes()[i]).getRank();
+      function.numDims +=
+          llvm::cast<mlir::RankedTensorType>(op.getArgumentTypes()[i])
+              .getRank();
     }
     for (unsigned i = 0; i < op.getNumResults(); ++i) {
       std::string name = "result" + std::to_string(i);
-      if (auto attr = op.getResultAttrOfType<mlir::StringAttr>(i, ssm::kNameAttr))
+      if (auto attr =
+              op.getResultAttrOfType<mlir::StringAttr>(i, ssm::kNameAttr))
         name = attr.str();
-      if (Status status = toInfo(op.getResultTypes()[i], name, function.info.outputs); !status)
+      if (Status status =
+              toInfo(op.getResultTypes()[i], name, function.info.outputs);
+          !status)
         return status;
       function.numResultDims += function.info.outputs.back().shape.size();
     }
-    auto shapes = symbols.lookup<mlir::func::FuncOp>(function.info.name + ssm::kShapesSuffix.str());
-    if (auto list = shapes->getAttrOfType<mlir::ArrayAttr>(ssm::kConstraintsAttr))
+    auto shapes = symbols.lookup<mlir::func::FuncOp>(function.info.name +
+                                                     ssm::kShapesSuffix.str());
+    if (auto list =
+            shapes->getAttrOfType<mlir::ArrayAttr>(ssm::kConstraintsAttr))
       for (mlir::Attribute attr : list) {
         auto entry = llvm::cast<mlir::ArrayAttr>(attr).getValue();
-        auto integer = [&](unsigned i) { return llvm::cast<mlir::IntegerAttr>(entry[i]).getInt(); };
-        function.constraints.push_back({integer(0), integer(1), integer(2), integer(3),
-                                        llvm::cast<mlir::StringAttr>(entry[4]).str()});
+        auto integer = [&](unsigned i) {
+          return llvm::cast<mlir::IntegerAttr>(entry[i]).getInt();
+        };
+        function.constraints.push_back(
+            {integer(0), integer(1), integer(2), integer(3),
+             llvm::cast<mlir::StringAttr>(entry[4]).str()});
       }
     infos.push_back(function.info);
     functions.push_back(std::move(function));
   }
   if (functions.empty())
-    return Status::compileError(name + ": expected at least one public function with a body, got none");
+    return Status::compileError(
+        name + ": expected at least one public function with a body, got none");
   module.walk([&](ssm::BindChunkOp op) {
     for (auto &site : program.chunks)
       if (site->name == op.getSite())
@@ -450,11 +483,13 @@ Status Executable::Impl::describe(ModuleOp module) {
 
 /// What compiled code calls, by address: the executable may be linked without a
 /// dynamic symbol table.
-static llvm::orc::SymbolMap runtimeSymbols(llvm::orc::MangleAndInterner mangle) {
+static llvm::orc::SymbolMap
+runtimeSymbols(llvm::orc::MangleAndInterner mangle) {
   llvm::orc::SymbolMap symbols;
   auto add = [&](const char *name, auto *function) {
     symbols[mangle(name)] = {llvm::orc::ExecutorAddr::fromPtr(function),
-                             llvm::JITSymbolFlags::Exported | llvm::JITSymbolFlags::Callable};
+                             llvm::JITSymbolFlags::Exported |
+                                 llvm::JITSymbolFlags::Callable};
   };
   add("corey_rt_malloc", corey_rt_malloc);
   add("corey_rt_free", corey_rt_free);
@@ -495,8 +530,10 @@ Status Executable::Impl::load(ModuleOp module, const CompileOptions &options,
     return toStatus(jitOrError.takeError());
   jit = std::move(*jitOrError);
   llvm::orc::JITDylib &library = jit->getMainJITDylib();
-  llvm::orc::MangleAndInterner mangle(jit->getExecutionSession(), jit->getDataLayout());
-  if (auto error = library.define(llvm::orc::absoluteSymbols(runtimeSymbols(mangle))))
+  llvm::orc::MangleAndInterner mangle(jit->getExecutionSession(),
+                                      jit->getDataLayout());
+  if (auto error =
+          library.define(llvm::orc::absoluteSymbols(runtimeSymbols(mangle))))
     return toStatus(std::move(error));
   auto process = llvm::orc::DynamicLibrarySearchGenerator::GetForCurrentProcess(
       jit->getDataLayout().getGlobalPrefix());
@@ -507,9 +544,11 @@ Status Executable::Impl::load(ModuleOp module, const CompileOptions &options,
     if (auto error = jit->addObjectFile(std::move(object)))
       return toStatus(std::move(error));
   for (Function &function : functions)
-    for (auto [suffix, slot] : {std::pair<llvm::StringRef, void (**)(void **)>{"", &function.invoke},
-                                {ssm::kShapesSuffix, &function.shapes}}) {
-      auto symbol = jit->lookup(getInvokeSymbol(function.info.name + suffix.str()));
+    for (auto [suffix, slot] :
+         {std::pair<llvm::StringRef, void (**)(void **)>{"", &function.invoke},
+          {ssm::kShapesSuffix, &function.shapes}}) {
+      auto symbol =
+          jit->lookup(getInvokeSymbol(function.info.name + suffix.str()));
       if (!symbol)
         return toStatus(symbol.takeError());
       *slot = symbol->toPtr<void (*)(void **)>();
@@ -528,8 +567,10 @@ Context::compile(std::string_view source, const CompileOptions &options,
                  std::string_view name) {
   if (Status status = checkOptions(options); !status)
     return status;
-  if (options.vectorBits == 512 && !llvm::sys::getHostCPUFeatures().lookup("avx512f"))
-    return Status::invalidArgument("expected vectorBits to be 0 or 256 on a processor without AVX-512, got 512");
+  if (options.vectorBits == 512 &&
+      !llvm::sys::getHostCPUFeatures().lookup("avx512f"))
+    return Status::invalidArgument("expected vectorBits to be 0 or 256 on a "
+                                   "processor without AVX-512, got 512");
   std::lock_guard<std::mutex> lock(impl->mutex);
   Stopwatch watch;
   auto module = parse(impl->mlir, source, name);
@@ -544,11 +585,15 @@ Context::compile(std::string_view source, const CompileOptions &options,
   CPUPipelineOptions pipeline;
   setPipelineOptions(pipeline, options);
   ModuleOp op = **module;
-  if (Status status = runPipeline(op, pipeline, CPUPhase::Captured, CPUPhase::Bound); !status)
+  if (Status status =
+          runPipeline(op, pipeline, CPUPhase::Captured, CPUPhase::Bound);
+      !status)
     return status;
   if (Status status = program.describe(op); !status)
     return status;
-  if (Status status = runPipeline(op, pipeline, CPUPhase::Lowered, CPUPhase::LLVM); !status)
+  if (Status status =
+          runPipeline(op, pipeline, CPUPhase::Lowered, CPUPhase::LLVM);
+      !status)
     return status;
   program.times.push_back({"lower", watch.lap()});
   if (Status status = program.load(op, options, watch); !status)
@@ -583,7 +628,8 @@ Context::compileFile(const std::string &path, const CompileOptions &options) {
 // Ahead of time
 //===----------------------------------------------------------------------===//
 
-Expected<std::string> Context::emit(std::string_view source, std::string_view phase,
+Expected<std::string> Context::emit(std::string_view source,
+                                    std::string_view phase,
                                     const CompileOptions &options,
                                     std::string_view name) {
   if (Status status = checkOptions(options); !status)
@@ -593,11 +639,13 @@ Expected<std::string> Context::emit(std::string_view source, std::string_view ph
       {"lowered", CPUPhase::Lowered},   {"buffers", CPUPhase::Buffers},
       {"llvm", CPUPhase::LLVM},         {"llvmir", CPUPhase::LLVM},
       {"llvmir-opt", CPUPhase::LLVM}};
-  auto it = llvm::find_if(phases, [&](auto &entry) { return entry.first == phase; });
+  auto it =
+      llvm::find_if(phases, [&](auto &entry) { return entry.first == phase; });
   if (it == std::end(phases))
-    return Status::invalidArgument(
-        "expected a phase of captured, bound, lowered, buffers, llvm, llvmir and "
-        "llvmir-opt, got '" + std::string(phase) + "'");
+    return Status::invalidArgument("expected a phase of captured, bound, "
+                                   "lowered, buffers, llvm, llvmir and "
+                                   "llvmir-opt, got '" +
+                                   std::string(phase) + "'");
   std::lock_guard<std::mutex> lock(impl->mutex);
   auto module = parse(impl->mlir, source, name);
   if (!module)
@@ -605,7 +653,8 @@ Expected<std::string> Context::emit(std::string_view source, std::string_view ph
   CPUPipelineOptions pipeline;
   setPipelineOptions(pipeline, options);
   ModuleOp op = **module;
-  if (Status status = runPipeline(op, pipeline, CPUPhase::Captured, it->second); !status)
+  if (Status status = runPipeline(op, pipeline, CPUPhase::Captured, it->second);
+      !status)
     return status;
   std::string text;
   llvm::raw_string_ostream os(text);
@@ -628,8 +677,10 @@ Expected<std::string> Context::emit(std::string_view source, std::string_view ph
 }
 
 Status Context::exportProgram(std::string_view source, std::string_view format,
-                              const std::string &path, const std::string &runtimeArchive,
-                              const CompileOptions &options, std::string_view name) {
+                              const std::string &path,
+                              const std::string &runtimeArchive,
+                              const CompileOptions &options,
+                              std::string_view name) {
   if (Status status = checkOptions(options); !status)
     return status;
   if (format != "o" && format != "so")
@@ -642,15 +693,20 @@ Status Context::exportProgram(std::string_view source, std::string_view format,
   CPUPipelineOptions pipeline;
   setPipelineOptions(pipeline, options);
   ModuleOp op = **module;
-  if (Status status = runPipeline(op, pipeline, CPUPhase::Captured, CPUPhase::Bound); !status)
+  if (Status status =
+          runPipeline(op, pipeline, CPUPhase::Captured, CPUPhase::Bound);
+      !status)
     return status;
   llvm::StringRef stem(path);
   size_t dot = stem.rfind('.');
-  if (dot != llvm::StringRef::npos && stem.find('/', dot) == llvm::StringRef::npos)
+  if (dot != llvm::StringRef::npos &&
+      stem.find('/', dot) == llvm::StringRef::npos)
     stem = stem.take_front(dot);
   llvm::StringRef base = stem.substr(stem.rfind('/') + 1);
   std::string header = emitCHeader(op, base);
-  if (Status status = runPipeline(op, pipeline, CPUPhase::Lowered, CPUPhase::LLVM); !status)
+  if (Status status =
+          runPipeline(op, pipeline, CPUPhase::Lowered, CPUPhase::LLVM);
+      !status)
     return status;
   auto machine = createHostTargetMachine();
   if (!machine)
@@ -661,7 +717,8 @@ Status Context::exportProgram(std::string_view source, std::string_view format,
     return toStatus(translated.takeError());
   optimize(**translated, **machine, options.optLevel);
   std::string object = format == "o" ? path : path + ".o";
-  if (Status status = toStatus(emitObject(**translated, **machine, object)); !status)
+  if (Status status = toStatus(emitObject(**translated, **machine, object));
+      !status)
     return status;
   if (format == "so") {
     Status status = toStatus(linkSharedLibrary(object, runtimeArchive, path));
@@ -681,15 +738,20 @@ Status Context::exportProgram(std::string_view source, std::string_view format,
 // Weights
 //===----------------------------------------------------------------------===//
 
-const std::vector<FunctionInfo> &Executable::functions() const { return impl->infos; }
-const std::vector<ArgumentInfo> &Executable::weights() const { return impl->weightInfos; }
+const std::vector<FunctionInfo> &Executable::functions() const {
+  return impl->infos;
+}
+const std::vector<ArgumentInfo> &Executable::weights() const {
+  return impl->weightInfos;
+}
 const FunctionInfo *Executable::findFunction(std::string_view name) const {
   const Function *function = impl->find(name);
   return function ? &function->info : nullptr;
 }
 
 /// `tensor` viewed with `shape` if they differ by axes of size 1 only.
-static Expected<Tensor> viewAs(const Tensor &tensor, const std::vector<int64_t> &shape) {
+static Expected<Tensor> viewAs(const Tensor &tensor,
+                               const std::vector<int64_t> &shape) {
   if (tensor.shape() == shape)
     return tensor;
   if (squeezeShape(tensor.shape()) != squeezeShape(shape))
@@ -697,19 +759,21 @@ static Expected<Tensor> viewAs(const Tensor &tensor, const std::vector<int64_t> 
   return tensor.reshape(shape);
 }
 
-static Status bindTensor(Weight &weight, const Tensor &tensor, const std::string &what) {
+static Status bindTensor(Weight &weight, const Tensor &tensor,
+                         const std::string &what) {
   if (tensor.dtype() != weight.info.dtype)
-    return Status::invalidArgument("weight '" + weight.info.name + "' (" + what +
-                                   "): expected dtype " + dtypeName(weight.info.dtype) +
-                                   ", got " + dtypeName(tensor.dtype()));
+    return Status::invalidArgument(
+        "weight '" + weight.info.name + "' (" + what + "): expected dtype " +
+        dtypeName(weight.info.dtype) + ", got " + dtypeName(tensor.dtype()));
   if (tensor.device().kind != Device::CPU)
-    return Status::invalidArgument("weight '" + weight.info.name + "' (" + what +
-                                   "): expected device cpu, got " + tensor.device().name());
+    return Status::invalidArgument("weight '" + weight.info.name + "' (" +
+                                   what + "): expected device cpu, got " +
+                                   tensor.device().name());
   Expected<Tensor> view = viewAs(tensor, weight.info.shape);
   if (!view)
-    return Status::invalidArgument("weight '" + weight.info.name + "' (" + what +
-                                   "): expected shape " + shapeText(weight.info.shape) +
-                                   ", got " + shapeText(tensor.shape()));
+    return Status::invalidArgument(
+        "weight '" + weight.info.name + "' (" + what + "): expected shape " +
+        shapeText(weight.info.shape) + ", got " + shapeText(tensor.shape()));
   if (!view->isContiguous()) {
     Expected<Tensor> packed = view->to(view->dtype());
     if (!packed)
@@ -721,16 +785,19 @@ static Status bindTensor(Weight &weight, const Tensor &tensor, const std::string
   return Status::ok();
 }
 
-Status Executable::bindWeights(const SafeTensors &file, const std::string *prefix) {
+Status Executable::bindWeights(const SafeTensors &file,
+                               const std::string *prefix) {
   for (Weight &weight : impl->weights) {
     std::string key = (prefix ? *prefix : impl->prefix) + weight.key;
     if (!file.contains(key))
-      return Status::notFound(file.path() + ": expected tensor '" + key + "' for weight '" +
-                              weight.info.name + "', got a file without it");
+      return Status::notFound(file.path() + ": expected tensor '" + key +
+                              "' for weight '" + weight.info.name +
+                              "', got a file without it");
     Expected<Tensor> tensor = file.get(key);
     if (!tensor)
       return tensor.takeStatus();
-    if (Status status = bindTensor(weight, *tensor, file.path() + ":" + key); !status)
+    if (Status status = bindTensor(weight, *tensor, file.path() + ":" + key);
+        !status)
       return status;
   }
   return Status::ok();
@@ -748,43 +815,53 @@ Status Executable::bindWeight(std::string_view symbol, const Tensor &tensor) {
 // Checks
 //===----------------------------------------------------------------------===//
 
-static Status checkTensor(const char *kind, const ArgumentInfo &info, const Tensor &tensor) {
-  auto subject = [&] { return std::string(kind) + " '" + info.name + "': expected "; };
+static Status checkTensor(const char *kind, const ArgumentInfo &info,
+                          const Tensor &tensor) {
+  auto subject = [&] {
+    return std::string(kind) + " '" + info.name + "': expected ";
+  };
   if (tensor.dtype() != info.dtype)
-    return Status::invalidArgument(subject() + "dtype " + dtypeName(info.dtype) + ", got " +
+    return Status::invalidArgument(subject() + "dtype " +
+                                   dtypeName(info.dtype) + ", got " +
                                    dtypeName(tensor.dtype()));
   if (tensor.device().kind != Device::CPU)
-    return Status::invalidArgument(subject() + "device cpu, got " + tensor.device().name());
+    return Status::invalidArgument(subject() + "device cpu, got " +
+                                   tensor.device().name());
   bool matches = tensor.shape().size() == info.shape.size();
   for (size_t i = 0; matches && i < info.shape.size(); ++i)
     matches = info.shape[i] < 0 || info.shape[i] == tensor.shape()[i];
   if (!matches)
-    return Status::invalidArgument(subject() + "shape " + shapeText(info.shape) + ", got " +
+    return Status::invalidArgument(subject() + "shape " +
+                                   shapeText(info.shape) + ", got " +
                                    shapeText(tensor.shape()));
   if (!tensor.data() && tensor.numElements())
     return Status::invalidArgument(subject() + "data, got a null pointer");
   return Status::ok();
 }
 
-Status Executable::Impl::checkInputs(const Function &function, const Tensor *inputs,
-                                     size_t count) const {
+Status Executable::Impl::checkInputs(const Function &function,
+                                     const Tensor *inputs, size_t count) const {
   if (count != function.info.inputs.size())
     return Status::invalidArgument("@" + function.info.name + ": expected " +
                                    std::to_string(function.info.inputs.size()) +
                                    " inputs, got " + std::to_string(count));
   for (size_t i = 0; i < count; ++i)
-    if (Status status = checkTensor("input", function.info.inputs[i], inputs[i]); !status)
+    if (Status status =
+            checkTensor("input", function.info.inputs[i], inputs[i]);
+        !status)
       return status;
   for (size_t i : function.weights)
     if (!weights[i].bound)
       return Status::invalidArgument("weight '" + weights[i].info.name +
                                      "': expected it to be bound before @" +
-                                     function.info.name + " runs, got no tensor");
+                                     function.info.name +
+                                     " runs, got no tensor");
   return Status::ok();
 }
 
 static void appendDescriptor(std::vector<int64_t> &words, const void *data,
-                             const int64_t *sizes, const int64_t *strides, size_t rank) {
+                             const int64_t *sizes, const int64_t *strides,
+                             size_t rank) {
   auto address = static_cast<int64_t>(reinterpret_cast<intptr_t>(data));
   words.insert(words.end(), {address, address, 0});
   words.insert(words.end(), sizes, sizes + rank);
@@ -794,8 +871,8 @@ static void appendDescriptor(std::vector<int64_t> &words, const void *data,
 /// Copies elements of `size` bytes between tensors of one shape, with any
 /// strides in elements and without allocating.
 static void copyStrided(char *to, const int64_t *toStrides, const char *from,
-                        const int64_t *fromStrides, const int64_t *shape, size_t rank,
-                        size_t size) {
+                        const int64_t *fromStrides, const int64_t *shape,
+                        size_t rank, size_t size) {
   if (rank == 0) {
     std::memcpy(to, from, size);
     return;
@@ -806,14 +883,16 @@ static void copyStrided(char *to, const int64_t *toStrides, const char *from,
     return;
   }
   for (int64_t i = 0; i < shape[0]; ++i)
-    copyStrided(to + i * toStrides[0] * step, toStrides + 1, from + i * fromStrides[0] * step,
-                fromStrides + 1, shape + 1, rank - 1, size);
+    copyStrided(to + i * toStrides[0] * step, toStrides + 1,
+                from + i * fromStrides[0] * step, fromStrides + 1, shape + 1,
+                rank - 1, size);
 }
 
 /// Whether different indices surely mean different elements: every stride
 /// leaves room for all smaller ones.
 static bool hasDistinctElements(const Tensor &tensor) {
-  const std::vector<int64_t> &shape = tensor.shape(), &strides = tensor.strides();
+  const std::vector<int64_t> &shape = tensor.shape(),
+                             &strides = tensor.strides();
   int64_t reach = 0, previous = 0;
   for (size_t done = 0; done < shape.size(); ++done) {
     // The next larger stride; ranks are small.
@@ -842,17 +921,21 @@ static bool hasDistinctElements(const Tensor &tensor) {
 }
 
 /// Fills call.sizes with the result shapes and checks every constraint.
-Status Executable::Impl::computeShapes(const Function &function, const Tensor *inputs,
-                                       Call &call) const {
+Status Executable::Impl::computeShapes(const Function &function,
+                                       const Tensor *inputs, Call &call) const {
   call.dims.clear();
   for (size_t i = 0; i < function.info.inputs.size(); ++i)
-    call.dims.insert(call.dims.end(), inputs[i].shape().begin(), inputs[i].shape().end());
+    call.dims.insert(call.dims.end(), inputs[i].shape().begin(),
+                     inputs[i].shape().end());
   for (size_t i : function.weights)
-    call.dims.insert(call.dims.end(), weights[i].info.shape.begin(), weights[i].info.shape.end());
-  call.sizes.assign(function.numResultDims + 2 * function.constraints.size(), 0);
+    call.dims.insert(call.dims.end(), weights[i].info.shape.begin(),
+                     weights[i].info.shape.end());
+  call.sizes.assign(function.numResultDims + 2 * function.constraints.size(),
+                    0);
   call.descriptors.clear();
   int64_t one = 1;
-  int64_t counts[2] = {static_cast<int64_t>(call.dims.size()), static_cast<int64_t>(call.sizes.size())};
+  int64_t counts[2] = {static_cast<int64_t>(call.dims.size()),
+                       static_cast<int64_t>(call.sizes.size())};
   appendDescriptor(call.descriptors, call.dims.data(), &counts[0], &one, 1);
   appendDescriptor(call.descriptors, call.sizes.data(), &counts[1], &one, 1);
   void *pointers[2] = {call.descriptors.data(), call.descriptors.data() + 5};
@@ -867,34 +950,40 @@ Status Executable::Impl::computeShapes(const Function &function, const Tensor *i
       if (arg < 0)
         return "";
       size_t index = static_cast<size_t>(arg);
-      const std::string &name = index < function.info.inputs.size()
-                                    ? function.info.inputs[index].name
-                                    : weights[function.weights[index - function.info.inputs.size()]].info.name;
+      const std::string &name =
+          index < function.info.inputs.size()
+              ? function.info.inputs[index].name
+              : weights[function.weights[index - function.info.inputs.size()]]
+                    .info.name;
       return "dimension " + std::to_string(dim) + " of '" + name + "'";
     };
-    std::string left = side(c.lhsArg, c.lhsDim), right = side(c.rhsArg, c.rhsDim);
+    std::string left = side(c.lhsArg, c.lhsDim),
+                right = side(c.rhsArg, c.rhsDim);
     if (left.empty()) {
       std::swap(left, right);
       std::swap(lhs, rhs);
     }
     if (left.empty())
       left = "a dimension" + (c.symbol.empty() ? "" : " " + c.symbol);
-    return Status::invalidArgument("@" + function.info.name + ": expected " + left +
-                                   (right.empty() ? "" : " to equal " + right) +
-                                   (c.symbol.empty() || right.empty() ? "" : " (" + c.symbol + ")") +
-                                   (right.empty() ? " to be " : ", ") + std::to_string(rhs) + ", got " +
-                                   std::to_string(lhs));
+    return Status::invalidArgument(
+        "@" + function.info.name + ": expected " + left +
+        (right.empty() ? "" : " to equal " + right) +
+        (c.symbol.empty() || right.empty() ? "" : " (" + c.symbol + ")") +
+        (right.empty() ? " to be " : ", ") + std::to_string(rhs) + ", got " +
+        std::to_string(lhs));
   }
   return Status::ok();
 }
 
-Status Executable::Impl::checkOutputs(const Function &function, const Tensor *inputs,
-                                      size_t numInputs, const Tensor *outputs,
-                                      size_t numOutputs, const Call &call) const {
+Status Executable::Impl::checkOutputs(const Function &function,
+                                      const Tensor *inputs, size_t numInputs,
+                                      const Tensor *outputs, size_t numOutputs,
+                                      const Call &call) const {
   if (numOutputs != function.info.outputs.size())
-    return Status::invalidArgument("@" + function.info.name + ": expected " +
-                                   std::to_string(function.info.outputs.size()) +
-                                   " outputs, got " + std::to_string(numOutputs));
+    return Status::invalidArgument(
+        "@" + function.info.name + ": expected " +
+        std::to_string(function.info.outputs.size()) + " outputs, got " +
+        std::to_string(numOutputs));
   const int64_t *sizes = call.sizes.data();
   for (size_t i = 0; i < numOutputs; ++i) {
     const ArgumentInfo &info = function.info.outputs[i];
@@ -902,16 +991,21 @@ Status Executable::Impl::checkOutputs(const Function &function, const Tensor *in
       return status;
     size_t rank = info.shape.size();
     if (!std::equal(sizes, sizes + rank, outputs[i].shape().begin()))
-      return Status::invalidArgument("output '" + info.name + "': expected shape " +
-                                     shapeText(sizes, rank) + ", got " +
-                                     shapeText(outputs[i].shape()));
+      return Status::invalidArgument(
+          "output '" + info.name + "': expected shape " +
+          shapeText(sizes, rank) + ", got " + shapeText(outputs[i].shape()));
     sizes += rank;
     if (outputs[i].numElements() && !hasDistinctElements(outputs[i]))
-      return Status::invalidArgument("output '" + info.name + "': expected strides that keep elements apart, got " +
-                                     outputs[i].describe());
-    auto overlap = [&](const Tensor &other, const char *kind, const std::string &name) {
-      return Status::invalidArgument("output '" + info.name + "': expected memory of its own, got an overlap with " +
-                                     kind + " '" + name + "'");
+      return Status::invalidArgument(
+          "output '" + info.name +
+          "': expected strides that keep elements apart, got " +
+          outputs[i].describe());
+    auto overlap = [&](const Tensor &other, const char *kind,
+                       const std::string &name) {
+      return Status::invalidArgument(
+          "output '" + info.name +
+          "': expected memory of its own, got an overlap with " + kind + " '" +
+          name + "'");
     };
     for (size_t j = 0; j < numInputs; ++j)
       if (outputs[i].overlaps(inputs[j]))
@@ -955,13 +1049,16 @@ Status Executable::Impl::execute(const Function &function, const Tensor *inputs,
     const std::vector<int64_t> &shape = tensor.shape();
     size_t rank = shape.size();
     bool direct = isOutput ? tensor.isContiguous()
-                           : rank == 0 || shape[rank - 1] <= 1 || tensor.strides()[rank - 1] == 1;
+                           : rank == 0 || shape[rank - 1] <= 1 ||
+                                 tensor.strides()[rank - 1] == 1;
     void *data = tensor.data();
-    const int64_t *strides = isOutput ? contiguous(shape) : tensor.strides().data();
+    const int64_t *strides =
+        isOutput ? contiguous(shape) : tensor.strides().data();
     if (!direct) {
       char *memory = stage(tensor);
       if (!memory) {
-        status = Status::outOfMemory("expected " + std::to_string(tensor.numBytes()) +
+        status = Status::outOfMemory("expected " +
+                                     std::to_string(tensor.numBytes()) +
                                      " bytes to stage a tensor, got none");
         return;
       }
@@ -969,8 +1066,9 @@ Status Executable::Impl::execute(const Function &function, const Tensor *inputs,
       if (isOutput)
         call.stagedOutputs.push_back({&tensor, memory});
       else
-        copyStrided(memory, strides, static_cast<const char *>(data), tensor.strides().data(),
-                    shape.data(), rank, dtypeSize(tensor.dtype()));
+        copyStrided(memory, strides, static_cast<const char *>(data),
+                    tensor.strides().data(), shape.data(), rank,
+                    dtypeSize(tensor.dtype()));
       data = memory;
     }
     appendDescriptor(call.descriptors, data, shape.data(), strides, rank);
@@ -1000,20 +1098,22 @@ Status Executable::Impl::execute(const Function &function, const Tensor *inputs,
       function.invoke(call.pointers.data());
     }
     if (!call.state.error.empty())
-      status = Status::invalidArgument("@" + function.info.name + ": " + call.state.error);
+      status = Status::invalidArgument("@" + function.info.name + ": " +
+                                       call.state.error);
     if (status)
       for (auto [tensor, memory] : call.stagedOutputs)
-        copyStrided(static_cast<char *>(tensor->data()), tensor->strides().data(),
-                    static_cast<const char *>(memory), contiguous(tensor->shape()),
-                    tensor->shape().data(), tensor->rank(), dtypeSize(tensor->dtype()));
+        copyStrided(static_cast<char *>(tensor->data()),
+                    tensor->strides().data(), static_cast<const char *>(memory),
+                    contiguous(tensor->shape()), tensor->shape().data(),
+                    tensor->rank(), dtypeSize(tensor->dtype()));
   }
   for (void *memory : call.staged)
     call.state.arena.release(memory);
   return status;
 }
 
-Status Executable::run(std::string_view name, const Tensor *inputs, size_t numInputs,
-                       Tensor *outputs, size_t numOutputs) {
+Status Executable::run(std::string_view name, const Tensor *inputs,
+                       size_t numInputs, Tensor *outputs, size_t numOutputs) {
   const Function *function = impl->find(name);
   if (!function)
     return impl->notFound(name);
@@ -1022,7 +1122,8 @@ Status Executable::run(std::string_view name, const Tensor *inputs, size_t numIn
   std::unique_ptr<Call> call = impl->acquire();
   Status status = impl->computeShapes(*function, inputs, *call);
   if (status)
-    status = impl->checkOutputs(*function, inputs, numInputs, outputs, numOutputs, *call);
+    status = impl->checkOutputs(*function, inputs, numInputs, outputs,
+                                numOutputs, *call);
   if (status)
     status = impl->execute(*function, inputs, outputs, *call);
   impl->release(std::move(call));
@@ -1032,31 +1133,39 @@ Status Executable::run(std::string_view name, const Tensor *inputs, size_t numIn
 Status Executable::run(std::string_view name, const std::vector<Tensor> &inputs,
                        std::vector<Tensor> &outputs) {
   if (outputs.empty()) {
-    Expected<std::vector<std::vector<int64_t>>> shapes = outputShapes(name, inputs);
+    Expected<std::vector<std::vector<int64_t>>> shapes =
+        outputShapes(name, inputs);
     if (!shapes)
       return shapes.takeStatus();
     const Function *function = impl->find(name);
     std::vector<Tensor> made;
     for (size_t i = 0; i < shapes->size(); ++i) {
-      Expected<Tensor> tensor = Tensor::empty(function->info.outputs[i].dtype, (*shapes)[i]);
+      Expected<Tensor> tensor =
+          Tensor::empty(function->info.outputs[i].dtype, (*shapes)[i]);
       if (!tensor)
         return tensor.takeStatus();
       made.push_back(std::move(*tensor));
     }
-    if (Status status = run(name, inputs.data(), inputs.size(), made.data(), made.size()); !status)
+    if (Status status =
+            run(name, inputs.data(), inputs.size(), made.data(), made.size());
+        !status)
       return status;
     outputs = std::move(made);
     return Status::ok();
   }
-  return run(name, inputs.data(), inputs.size(), outputs.data(), outputs.size());
+  return run(name, inputs.data(), inputs.size(), outputs.data(),
+             outputs.size());
 }
 
 Expected<std::vector<std::vector<int64_t>>>
-Executable::outputShapes(std::string_view name, const std::vector<Tensor> &inputs) {
+Executable::outputShapes(std::string_view name,
+                         const std::vector<Tensor> &inputs) {
   const Function *function = impl->find(name);
   if (!function)
     return impl->notFound(name);
-  if (Status status = impl->checkInputs(*function, inputs.data(), inputs.size()); !status)
+  if (Status status =
+          impl->checkInputs(*function, inputs.data(), inputs.size());
+      !status)
     return status;
   std::unique_ptr<Call> call = impl->acquire();
   Status status = impl->computeShapes(*function, inputs.data(), *call);
@@ -1078,9 +1187,10 @@ Executable::outputShapes(std::string_view name, const std::vector<Tensor> &input
 
 Status Executable::setChunk(std::string_view name, int64_t chunk) {
   if (chunk < 0)
-    return Status::invalidArgument("site '" + std::string(name) +
-                                   "': expected a chunk of at least 1 token, or 0 for the policy's, got " +
-                                   std::to_string(chunk));
+    return Status::invalidArgument(
+        "site '" + std::string(name) +
+        "': expected a chunk of at least 1 token, or 0 for the policy's, got " +
+        std::to_string(chunk));
   std::string known;
   for (auto &site : impl->program.chunks) {
     if (site->name == name) {
@@ -1103,7 +1213,8 @@ std::vector<ChunkInfo> Executable::chunks() const {
     info.batch = site->lastBatch;
     info.length = site->lastLength;
     info.chunk = site->lastChunk;
-    info.reason = info.requested ? "set by the caller" : "policy " + site->policy;
+    info.reason =
+        info.requested ? "set by the caller" : "policy " + site->policy;
     list.push_back(info);
   }
   return list;
@@ -1113,11 +1224,14 @@ std::vector<ObservationInfo> Executable::observations() const {
   std::lock_guard<std::mutex> lock(impl->program.statisticsMutex);
   std::vector<ObservationInfo> list;
   for (const device::SiteStatistics &s : impl->program.statistics)
-    list.push_back({s.name, s.count, s.nonFinite, s.min, s.max, s.mean, s.variance()});
+    list.push_back(
+        {s.name, s.count, s.nonFinite, s.min, s.max, s.mean, s.variance()});
   return list;
 }
 
-const std::vector<PhaseTime> &Executable::compileTimes() const { return impl->times; }
+const std::vector<PhaseTime> &Executable::compileTimes() const {
+  return impl->times;
+}
 
 std::pair<size_t, size_t> Executable::memoryUse() const {
   std::lock_guard<std::mutex> lock(impl->mutex);
@@ -1143,16 +1257,19 @@ std::string Executable::explain() const {
   for (const ChunkInfo &info : chunks()) {
     os << "chunk " << info.site << ": ";
     if (info.chunk)
-      os << info.chunk << " tokens for batch " << info.batch << ", length " << info.length << " ("
-         << info.reason << ")\n";
+      os << info.chunk << " tokens for batch " << info.batch << ", length "
+         << info.length << " (" << info.reason << ")\n";
     else
       os << "not run yet (" << info.reason << ")\n";
   }
   for (const ObservationInfo &o : observations())
-    os << llvm::formatv("observed {0}: {1} values, {2} not finite, min {3:g}, max {4:g}, mean {5:g}, "
+    os << llvm::formatv("observed {0}: {1} values, {2} not finite, min {3:g}, "
+                        "max {4:g}, mean {5:g}, "
                         "variance {6:g}\n",
-                        o.site, o.count, o.nonFinite, o.min, o.max, o.mean, o.variance);
+                        o.site, o.count, o.nonFinite, o.min, o.max, o.mean,
+                        o.variance);
   auto [bytes, requests] = memoryUse();
-  os << "memory: " << bytes << " bytes of intermediates in " << requests << " blocks\n";
+  os << "memory: " << bytes << " bytes of intermediates in " << requests
+     << " blocks\n";
   return text;
 }

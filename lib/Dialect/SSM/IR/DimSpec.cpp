@@ -100,14 +100,15 @@ public:
   LogicalResult add(const DimEntry &entry, StringRef kind, ShapedType type) {
     bool ellipsis = entry.hasEllipsis();
     int64_t fixed = entry.dims.size() - ellipsis;
-    int64_t optional =
-        llvm::count_if(entry.dims, [](const DimExpr &d) { return d.isOptional; });
+    int64_t optional = llvm::count_if(
+        entry.dims, [](const DimExpr &d) { return d.isOptional; });
     int64_t rank = type.getRank();
     if (ellipsis ? rank < fixed : (rank > fixed || rank < fixed - optional)) {
       if (!emitError)
         return failure();
       return emitError() << "expected " << kind << " '" << entry.name
-                         << "' to have shape " << entry.str() << ", got " << type;
+                         << "' to have shape " << entry.str() << ", got "
+                         << type;
     }
     int64_t leading = ellipsis ? rank - fixed : 0;
     if (ellipsis) {
@@ -126,7 +127,8 @@ public:
       for (auto [i, size] : llvm::enumerate(shape)) {
         if (ShapedType::isDynamic((*prefix)[i]))
           prefixSizeOwners[i] = entry.name;
-        if (failed(merge((*prefix)[i], size, prefixSizeOwners[i], "", entry, kind, i)))
+        if (failed(merge((*prefix)[i], size, prefixSizeOwners[i], "", entry,
+                         kind, i)))
           return failure();
       }
     }
@@ -166,8 +168,8 @@ public:
       // The parentheses of an optional dimension say nothing of its size.
       DimExpr present = dim;
       present.isOptional = false;
-      if (failed(merge(expected, size, binding.owner, present.str(), entry, kind,
-                       i + leading)))
+      if (failed(merge(expected, size, binding.owner, present.str(), entry,
+                       kind, i + leading)))
         return failure();
     }
     return success();
@@ -225,9 +227,10 @@ private:
 } // namespace
 
 /// The element type a result should have, and whether that is binding.
-static std::pair<Type, bool>
-resolveElementType(MLIRContext *context, StringRef rule, const DimLine &line,
-                   ArrayRef<Value> operands) {
+static std::pair<Type, bool> resolveElementType(MLIRContext *context,
+                                                StringRef rule,
+                                                const DimLine &line,
+                                                ArrayRef<Value> operands) {
   bool binding = !rule.consume_front("~");
   SmallVector<StringRef, 2> alternatives;
   rule.split(alternatives, '|');
@@ -253,8 +256,8 @@ LogicalResult corey::ssm::detail::verifyDimSpec(DimSpecOpInterface op) {
   auto emitError = [&]() { return op->emitOpError(); };
   Unifier unifier(emitError);
   for (auto [entry, value] : llvm::zip_equal(line.operands, operands))
-    if (value &&
-        failed(unifier.add(entry, "operand", cast<ShapedType>(value.getType()))))
+    if (value && failed(unifier.add(entry, "operand",
+                                    cast<ShapedType>(value.getType()))))
       return failure();
   for (auto [entry, value] :
        llvm::zip_equal(line.results, op.getSpecResults())) {
@@ -262,8 +265,8 @@ LogicalResult corey::ssm::detail::verifyDimSpec(DimSpecOpInterface op) {
       continue;
     if (failed(unifier.add(entry, "result", cast<ShapedType>(value.getType()))))
       return failure();
-    auto [type, binding] = resolveElementType(
-        op->getContext(), entry.elementRule, line, operands);
+    auto [type, binding] =
+        resolveElementType(op->getContext(), entry.elementRule, line, operands);
     if (binding && type != getElementTypeOrSelf(value))
       return op->emitOpError()
              << "expected result '" << entry.name << "' to have element type "
@@ -279,8 +282,8 @@ LogicalResult corey::ssm::detail::inferFromDimSpec(
   auto emitAt = [&]() { return emitError(*location); };
   Unifier unifier(location ? Unifier::EmitError(emitAt) : Unifier::EmitError());
   for (auto [entry, value] : llvm::zip_equal(line.operands, operands))
-    if (value &&
-        failed(unifier.add(entry, "operand", cast<ShapedType>(value.getType()))))
+    if (value && failed(unifier.add(entry, "operand",
+                                    cast<ShapedType>(value.getType()))))
       return failure();
   for (const DimEntry &entry : line.results) {
     Type element =
@@ -329,9 +332,9 @@ corey::ssm::detail::reifyFromDimSpec(DimSpecOpInterface op, OpBuilder &builder,
       continue;
     auto type = cast<RankedTensorType>(result.getType());
     SmallVector<OpFoldResult> shape;
-    int64_t leading =
-        entry.hasEllipsis() ? type.getRank() - (int64_t(entry.dims.size()) - 1)
-                            : 0;
+    int64_t leading = entry.hasEllipsis()
+                          ? type.getRank() - (int64_t(entry.dims.size()) - 1)
+                          : 0;
     for (int64_t i = 0; i < type.getRank(); ++i) {
       if (!type.isDynamicDim(i)) {
         shape.push_back(builder.getIndexAttr(type.getDimSize(i)));
@@ -392,7 +395,8 @@ void corey::ssm::collectDimConstraints(
     return !cast<ShapedType>(a.getType()).isDynamicDim(i) && b &&
            !cast<ShapedType>(b.getType()).isDynamicDim(j);
   };
-  // `result` has a static size where that of `operand`, minus `offset`, is open.
+  // `result` has a static size where that of `operand`, minus `offset`, is
+  // open.
   auto pinDim = [&](Value result, int64_t i, Value operand, int64_t j,
                     int64_t offset, StringRef symbol) {
     if (!cast<ShapedType>(result.getType()).isDynamicDim(i) &&
@@ -412,9 +416,9 @@ void corey::ssm::collectDimConstraints(
       if (!value)
         continue;
       auto type = cast<ShapedType>(value.getType());
-      int64_t leading =
-          entry.hasEllipsis() ? type.getRank() - (int64_t(entry.dims.size()) - 1)
-                              : 0;
+      int64_t leading = entry.hasEllipsis()
+                            ? type.getRank() - (int64_t(entry.dims.size()) - 1)
+                            : 0;
       if (entry.hasEllipsis()) {
         if (!prefixValue)
           prefixValue = value;
@@ -430,23 +434,25 @@ void corey::ssm::collectDimConstraints(
             constraints.push_back({value, i, Value(), 0, dim.offset, ""});
           continue;
         }
-        auto [it, inserted] = first.try_emplace(
-            dim.symbol, Source{value, i, dim.offset});
-        if (!inserted && !bothStatic(value, i, it->second.value, it->second.dim))
+        auto [it, inserted] =
+            first.try_emplace(dim.symbol, Source{value, i, dim.offset});
+        if (!inserted &&
+            !bothStatic(value, i, it->second.value, it->second.dim))
           constraints.push_back({value, i, it->second.value, it->second.dim,
                                  dim.offset - it->second.offset,
                                  dim.symbol.str()});
       }
     }
-    // A result of a size that the operands leave open makes it a demand on them.
+    // A result of a size that the operands leave open makes it a demand on
+    // them.
     for (auto [entry, value] :
          llvm::zip_equal(line.results, shaped.getSpecResults())) {
       if (!value)
         continue;
       auto type = cast<ShapedType>(value.getType());
-      int64_t leading =
-          entry.hasEllipsis() ? type.getRank() - (int64_t(entry.dims.size()) - 1)
-                              : 0;
+      int64_t leading = entry.hasEllipsis()
+                            ? type.getRank() - (int64_t(entry.dims.size()) - 1)
+                            : 0;
       for (int64_t i = 0; i < type.getRank(); ++i) {
         if (i < leading) {
           if (prefixValue)

@@ -106,8 +106,7 @@ struct FoldConstantChunk : public OpRewritePattern<OpTy> {
       return failure();
     rewriter.modifyOpInPlace(op, [&] {
       op.getChunkSizeMutable().clear();
-      op.setChunkAttr(
-          ChunkAttr::get(op.getContext(), chunk.getSExtValue()));
+      op.setChunkAttr(ChunkAttr::get(op.getContext(), chunk.getSExtValue()));
     });
     return success();
   }
@@ -137,8 +136,10 @@ OpCost SelectiveScanOp::getCost(int64_t dynamicDim) {
   int64_t tokens = countElements(getU(), dynamicDim);
   int64_t states = tokens * lastDim(getA());
   // A product for the exponent, the update and the output sum; dt B u.
-  cost.fma = 3 * states + states + tokens * (2 + (getD() ? 1 : 0) + (getZ() ? 1 : 0));
-  cost.transcendental = states + tokens * ((getDeltaSoftplus() ? 2 : 0) + (getZ() ? 2 : 0));
+  cost.fma =
+      3 * states + states + tokens * (2 + (getD() ? 1 : 0) + (getZ() ? 1 : 0));
+  cost.transcendental =
+      states + tokens * ((getDeltaSoftplus() ? 2 : 0) + (getZ() ? 2 : 0));
   return cost;
 }
 
@@ -155,8 +156,9 @@ LogicalResult SSDOp::verify() {
           {"dt_softplus", getDtSoftplus()},
           {"dt_limit", getDtLimit().has_value()}})
       if (present)
-        return emitOpError() << "expected no '" << name
-                             << "' in the discretized form, which takes 'decay'";
+        return emitOpError()
+               << "expected no '" << name
+               << "' in the discretized form, which takes 'decay'";
   } else if (!getDt() || !getA()) {
     return emitOpError() << "expected '" << (getDt() ? "A" : "dt")
                          << "', or 'decay' for the discretized form";
@@ -169,8 +171,9 @@ LogicalResult SSDOp::verify() {
     return failure();
   if (auto limit = getDtLimit()) {
     if (limit->size() != 2 || !((*limit)[0] <= (*limit)[1]))
-      return emitOpError() << "expected 'dt_limit' to be [lo, hi] with lo <= hi, got ["
-                           << *limit << "]";
+      return emitOpError()
+             << "expected 'dt_limit' to be [lo, hi] with lo <= hi, got ["
+             << *limit << "]";
   }
   if (getTile() && static_cast<int64_t>(*getTile()) < 1)
     return emitOpError() << "expected 'tile' to be at least 1, got "
@@ -192,7 +195,8 @@ OpCost SSDOp::getCost(int64_t dynamicDim) {
   int64_t tile = getTile().value_or(64);
   // State read and update, and the causal half of the tile's square.
   cost.matrix = tokens * (2 * states + tile / 2);
-  cost.fma = tokens * ((getD() ? 1 : 0) + (getZ() ? 1 : 0)) + heads * (tile / 2);
+  cost.fma =
+      tokens * ((getD() ? 1 : 0) + (getZ() ? 1 : 0)) + heads * (tile / 2);
   cost.transcendental = heads * (tile / 2 + (getDtSoftplus() ? 2 : 0)) +
                         (getZ() ? 2 * tokens : 0);
   return cost;
@@ -279,9 +283,11 @@ void RMSNormOp::getCanonicalizationPatterns(RewritePatternSet &patterns,
 OpCost RMSNormOp::getCost(int64_t dynamicDim) {
   OpCost cost = trafficOf(*this, dynamicDim);
   int64_t count = countElements(getX(), dynamicDim);
-  int64_t group = getGroupSize() ? static_cast<int64_t>(*getGroupSize()) : lastDim(getX());
+  int64_t group =
+      getGroupSize() ? static_cast<int64_t>(*getGroupSize()) : lastDim(getX());
   cost.fma = count * (3 + (getResidual() ? 1 : 0) + (getZ() ? 1 : 0));
-  cost.transcendental = count / std::max<int64_t>(group, 1) + (getZ() ? 2 * count : 0);
+  cost.transcendental =
+      count / std::max<int64_t>(group, 1) + (getZ() ? 2 * count : 0);
   return cost;
 }
 
@@ -290,8 +296,9 @@ LogicalResult HadamardOp::verify() {
     return failure();
   int64_t block = getBlock(), size = lastDim(getX());
   if (block < 1 || !llvm::isPowerOf2_64(block) || size % block != 0)
-    return emitOpError() << "expected 'block' to be a power of two that divides D = "
-                         << size << ", got " << block;
+    return emitOpError()
+           << "expected 'block' to be a power of two that divides D = " << size
+           << ", got " << block;
   return success();
 }
 
@@ -325,8 +332,9 @@ LogicalResult corey::ssm::detail::verifyTrailingBroadcast(Operation *op) {
   auto lhs = cast<ShapedType>(op->getOperand(0).getType());
   auto rhs = cast<ShapedType>(op->getOperand(1).getType());
   if (op->getResult(0).getType() != lhs)
-    return op->emitOpError() << "expected result 'y' to have type " << lhs
-                             << " like 'lhs', got " << op->getResult(0).getType();
+    return op->emitOpError()
+           << "expected result 'y' to have type " << lhs << " like 'lhs', got "
+           << op->getResult(0).getType();
   int64_t shift = lhs.getRank() - rhs.getRank();
   bool matches = shift >= 0;
   for (int64_t i = 0; matches && i < rhs.getRank(); ++i) {
@@ -334,8 +342,9 @@ LogicalResult corey::ssm::detail::verifyTrailingBroadcast(Operation *op) {
     matches = ShapedType::isDynamic(a) || ShapedType::isDynamic(b) || a == b;
   }
   if (!matches)
-    return op->emitOpError() << "expected 'rhs' to have the trailing axes of 'lhs' "
-                             << lhs << ", got " << rhs;
+    return op->emitOpError()
+           << "expected 'rhs' to have the trailing axes of 'lhs' " << lhs
+           << ", got " << rhs;
   return success();
 }
 
@@ -344,8 +353,7 @@ OpCost corey::ssm::detail::elementwiseCost(Operation *op, int64_t dynamicDim) {
   int64_t count = countElements(op->getResult(0), dynamicDim);
   bool transcendental = isa<ExpOp, SiluOp, SigmoidOp, SoftplusOp, GeluOp>(op);
   cost.fma = isa<CastOp>(op) ? 0 : count;
-  cost.transcendental =
-      transcendental ? count * (isa<ExpOp>(op) ? 1 : 2) : 0;
+  cost.transcendental = transcendental ? count * (isa<ExpOp>(op) ? 1 : 2) : 0;
   return cost;
 }
 
@@ -425,8 +433,8 @@ Value CastOp::emitScalar(OpBuilder &, Location, ValueRange operands) {
 }
 Value ScaleOp::emitScalar(OpBuilder &builder, Location loc,
                           ValueRange operands) {
-  Value factor = constantLike(builder, loc, operands[0],
-                              getFactor().convertToDouble());
+  Value factor =
+      constantLike(builder, loc, operands[0], getFactor().convertToDouble());
   return arith::MulFOp::create(builder, loc, operands[0], factor);
 }
 
@@ -463,8 +471,8 @@ struct MergeScales : public OpRewritePattern<ScaleOp> {
     auto inner = op.getX().getDefiningOp<ScaleOp>();
     if (!inner || !getElementTypeOrSelf(op.getX()).isF32())
       return failure();
-    double factor = op.getFactor().convertToDouble() *
-                    inner.getFactor().convertToDouble();
+    double factor =
+        op.getFactor().convertToDouble() * inner.getFactor().convertToDouble();
     rewriter.replaceOpWithNewOp<ScaleOp>(op, op.getType(), inner.getX(),
                                          rewriter.getF64FloatAttr(factor));
     return success();
@@ -503,7 +511,8 @@ OpCost ArgmaxOp::getCost(int64_t dynamicDim) {
 //===----------------------------------------------------------------------===//
 
 /// Shape of the scales of a tensor of `type`.
-static SmallVector<int64_t> scaleShape(ShapedType type, Granularity granularity) {
+static SmallVector<int64_t> scaleShape(ShapedType type,
+                                       Granularity granularity) {
   switch (granularity) {
   case Granularity::Tensor:
     return {};
@@ -542,8 +551,9 @@ LogicalResult DequantizeOp::verify() {
                      getScale().getType(), getGranularity());
 }
 
-LogicalResult QuantizeOp::reifyResultShapes(OpBuilder &builder,
-                                            ReifiedRankedShapedTypeDims &shapes) {
+LogicalResult
+QuantizeOp::reifyResultShapes(OpBuilder &builder,
+                              ReifiedRankedShapedTypeDims &shapes) {
   SmallVector<OpFoldResult> sizes =
       tensor::getMixedSizes(builder, getLoc(), getX());
   shapes.push_back(sizes);
@@ -584,8 +594,9 @@ OpCost DequantizeOp::getCost(int64_t dynamicDim) {
 // ObserveOp, WeightOp, GetWeightOp
 //===----------------------------------------------------------------------===//
 
-LogicalResult ObserveOp::reifyResultShapes(OpBuilder &builder,
-                                           ReifiedRankedShapedTypeDims &shapes) {
+LogicalResult
+ObserveOp::reifyResultShapes(OpBuilder &builder,
+                             ReifiedRankedShapedTypeDims &shapes) {
   shapes.push_back(tensor::getMixedSizes(builder, getLoc(), getX()));
   return success();
 }
@@ -604,13 +615,15 @@ LogicalResult WeightOp::verify() {
 }
 
 LogicalResult GetWeightOp::verifySymbolUses(SymbolTableCollection &tables) {
-  auto weight = tables.lookupNearestSymbolFrom<WeightOp>(*this, getWeightAttr());
+  auto weight =
+      tables.lookupNearestSymbolFrom<WeightOp>(*this, getWeightAttr());
   if (!weight)
     return emitOpError() << "expected " << getWeightAttr()
                          << " to name an ssm.weight";
   if (weight.getType() != getType()) {
-    InFlightDiagnostic diag = emitOpError() << "expected type " << weight.getType()
-                                            << " like the weight, got " << getType();
+    InFlightDiagnostic diag = emitOpError()
+                              << "expected type " << weight.getType()
+                              << " like the weight, got " << getType();
     diag.attachNote(weight.getLoc()) << "weight declared here";
     return diag;
   }
@@ -692,9 +705,11 @@ static FailureOr<OpFoldResult> hoistDim(OpBuilder &builder, FusedOp fused,
     return OpFoldResult(clone->getResult(cast<OpResult>(v).getResultNumber()));
   };
   FailureOr<OpFoldResult> result = express(size);
-  Operation *first = before ? before->getNextNode() : &value.getParentBlock()->front();
+  Operation *first =
+      before ? before->getNextNode() : &value.getParentBlock()->front();
   SmallVector<Operation *> created;
-  for (Operation *op = first; op != value.getDefiningOp(); op = op->getNextNode())
+  for (Operation *op = first; op != value.getDefiningOp();
+       op = op->getNextNode())
     created.push_back(op);
   for (Operation *op : llvm::reverse(created))
     if (op->use_empty())
@@ -753,8 +768,10 @@ struct TrimFused : public OpRewritePattern<FusedOp> {
     }
     if (keptResults.size() == op.getNumResults() && dropped.none())
       return failure();
-    rewriter.modifyOpInPlace(yield, [&] { yield.getValuesMutable().assign(yielded); });
-    for (auto [input, arg] : llvm::zip_equal(op.getInputs(), block.getArguments()))
+    rewriter.modifyOpInPlace(yield,
+                             [&] { yield.getValuesMutable().assign(yielded); });
+    for (auto [input, arg] :
+         llvm::zip_equal(op.getInputs(), block.getArguments()))
       if (dropped.test(arg.getArgNumber()) && !arg.use_empty())
         rewriter.replaceAllUsesWith(arg, seen.lookup(input));
     block.eraseArguments(dropped);

@@ -19,7 +19,8 @@ using namespace mlir;
 using namespace corey::ssm;
 
 namespace {
-struct SSMBindChunks : public corey::ssm::impl::SSMBindChunksBase<SSMBindChunks> {
+struct SSMBindChunks
+    : public corey::ssm::impl::SSMBindChunksBase<SSMBindChunks> {
   using Base::Base;
 
   void runOnOperation() override {

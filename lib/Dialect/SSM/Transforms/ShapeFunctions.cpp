@@ -1,4 +1,5 @@
-//===- ShapeFunctions.cpp - Result shapes and argument checks as functions -*- C++ -*-===//
+//===- ShapeFunctions.cpp - Result shapes and argument checks as functions -*-
+//C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
@@ -48,8 +49,9 @@ struct SSMShapeFunctions
     // The shape function of an earlier run is replaced.
     if (Operation *old = SymbolTable::lookupSymbolIn(getOperation(), name)) {
       if (!old->hasAttr(kConstraintsAttr))
-        return function.emitOpError("expected the name of its shape function to be "
-                                    "free, got another symbol @")
+        return function.emitOpError(
+                   "expected the name of its shape function to be "
+                   "free, got another symbol @")
                << name;
       old->erase();
     }
@@ -59,7 +61,8 @@ struct SSMShapeFunctions
     builder.insert(work);
     work.setName(name);
     inlineFusedRegions(work);
-    auto terminator = cast<func::ReturnOp>(work.getBody().front().getTerminator());
+    auto terminator =
+        cast<func::ReturnOp>(work.getBody().front().getTerminator());
     builder.setInsertionPoint(terminator);
     Location loc = function.getLoc();
 
@@ -67,8 +70,9 @@ struct SSMShapeFunctions
     for (auto [i, value] : llvm::enumerate(terminator.getOperands())) {
       auto type = dyn_cast<RankedTensorType>(value.getType());
       if (!type)
-        return function.emitOpError() << "expected result " << i
-                                      << " to be a ranked tensor, got " << value.getType();
+        return function.emitOpError()
+               << "expected result " << i << " to be a ranked tensor, got "
+               << value.getType();
       for (int64_t dim = 0; dim < type.getRank(); ++dim)
         sizes.push_back(builder.createOrFold<tensor::DimOp>(loc, value, dim));
     }
@@ -80,9 +84,11 @@ struct SSMShapeFunctions
       locations.resize(constraints.size(), op->getLoc());
     });
     for (const DimConstraint &c : constraints) {
-      sizes.push_back(builder.createOrFold<tensor::DimOp>(loc, c.lhs, c.lhsDim));
-      Value rhs = c.rhs ? builder.createOrFold<tensor::DimOp>(loc, c.rhs, c.rhsDim)
-                        : Value();
+      sizes.push_back(
+          builder.createOrFold<tensor::DimOp>(loc, c.lhs, c.lhsDim));
+      Value rhs =
+          c.rhs ? builder.createOrFold<tensor::DimOp>(loc, c.rhs, c.rhsDim)
+                : Value();
       Value offset = arith::ConstantIndexOp::create(builder, loc, c.offset);
       if (!rhs)
         rhs = offset;
@@ -103,42 +109,49 @@ struct SSMShapeFunctions
     RewritePatternSet patterns(context);
     memref::populateResolveRankedShapedTypeResultDimsPatterns(patterns);
     for (RegisteredOperationName op : context->getRegisteredOperations())
-      if (op.getDialectNamespace() == "tensor" || op.getDialectNamespace() == "arith")
+      if (op.getDialectNamespace() == "tensor" ||
+          op.getDialectNamespace() == "arith")
         op.getCanonicalizationPatterns(patterns, context);
     (void)applyPatternsGreedily(work, std::move(patterns));
 
     // What is left must be index arithmetic over dimensions of arguments.
     auto isScalar = [](Type type) { return type.isIntOrIndex(); };
     for (Operation &op : work.getBody().front()) {
-      bool plain = isa<func::ReturnOp>(op) || op.hasTrait<OpTrait::ConstantLike>() ||
-                   (isPure(&op) && llvm::all_of(op.getOperandTypes(), isScalar) &&
-                    llvm::all_of(op.getResultTypes(), isScalar));
+      bool plain =
+          isa<func::ReturnOp>(op) || op.hasTrait<OpTrait::ConstantLike>() ||
+          (isPure(&op) && llvm::all_of(op.getOperandTypes(), isScalar) &&
+           llvm::all_of(op.getResultTypes(), isScalar));
       if (auto dim = dyn_cast<tensor::DimOp>(op))
         plain = isa<BlockArgument>(dim.getSource()) && dim.getConstantIndex();
       // Scalars among the arguments are not at hand in the shape function.
       for (Value operand : op.getOperands())
-        if (auto arg = dyn_cast<BlockArgument>(operand); arg && isScalar(arg.getType())) {
-          function.emitOpError() << "expected result shapes to follow from argument "
-                                    "shapes, got a shape that depends on the value of argument "
-                                 << arg.getArgNumber();
+        if (auto arg = dyn_cast<BlockArgument>(operand);
+            arg && isScalar(arg.getType())) {
+          function.emitOpError()
+              << "expected result shapes to follow from argument "
+                 "shapes, got a shape that depends on the value of argument "
+              << arg.getArgNumber();
           work.erase();
           return failure();
         }
       if (!plain) {
-        function.emitOpError() << "expected result shapes to follow from argument "
-                                  "shapes, got a shape that depends on '"
-                               << op.getName() << "'";
+        function.emitOpError()
+            << "expected result shapes to follow from argument "
+               "shapes, got a shape that depends on '"
+            << op.getName() << "'";
         work.erase();
         return failure();
       }
     }
 
-    auto finalReturn = cast<func::ReturnOp>(work.getBody().front().getTerminator());
+    auto finalReturn =
+        cast<func::ReturnOp>(work.getBody().front().getTerminator());
     auto original = [](Value value) -> std::pair<int64_t, int64_t> {
       auto dim = value.getDefiningOp<tensor::DimOp>();
       if (!dim)
         return {-1, -1};
-      return {cast<BlockArgument>(dim.getSource()).getArgNumber(), *dim.getConstantIndex()};
+      return {cast<BlockArgument>(dim.getSource()).getArgNumber(),
+              *dim.getConstantIndex()};
     };
     // Drop constraints that hold by construction, and repetitions.
     SmallVector<Value> kept(finalReturn.getOperands().take_front(numSizes));
@@ -147,15 +160,16 @@ struct SSMShapeFunctions
     DenseMap<std::pair<int64_t, int64_t>, Value> unique;
     auto canonical = [&](Value value) {
       auto key = original(value);
-      return key.first < 0 ? value : unique.try_emplace(key, value).first->second;
+      return key.first < 0 ? value
+                           : unique.try_emplace(key, value).first->second;
     };
     for (auto [i, constraint] : llvm::enumerate(constraints)) {
       Value lhs = canonical(finalReturn.getOperand(numSizes + 2 * i));
       Value rhs = canonical(finalReturn.getOperand(numSizes + 2 * i + 1));
       APInt a, b;
       if (lhs == rhs || !seen.insert({lhs, rhs}).second ||
-          (matchPattern(lhs, m_ConstantInt(&a)) && matchPattern(rhs, m_ConstantInt(&b)) &&
-           a == b))
+          (matchPattern(lhs, m_ConstantInt(&a)) &&
+           matchPattern(rhs, m_ConstantInt(&b)) && a == b))
         continue;
       kept.push_back(lhs);
       kept.push_back(rhs);
@@ -176,10 +190,12 @@ struct SSMShapeFunctions
       if (auto shaped = dyn_cast<RankedTensorType>(type))
         total += shaped.getRank();
     }
-    auto sizesType = MemRefType::get({ShapedType::kDynamic}, builder.getIndexType());
+    auto sizesType =
+        MemRefType::get({ShapedType::kDynamic}, builder.getIndexType());
     builder.setInsertionPoint(work);
     auto shapes = func::FuncOp::create(
-        builder, loc, name, builder.getFunctionType({sizesType, sizesType}, {}));
+        builder, loc, name,
+        builder.getFunctionType({sizesType, sizesType}, {}));
     Block *block = shapes.addEntryBlock();
     builder.setInsertionPointToStart(block);
     IRMapping mapping;
@@ -190,8 +206,11 @@ struct SSMShapeFunctions
         continue;
       }
       auto [arg, index] = original(dim.getResult());
-      Value slot = arith::ConstantIndexOp::create(builder, loc, firstDim[arg] + index);
-      mapping.map(dim.getResult(), memref::LoadOp::create(builder, loc, block->getArgument(0), slot));
+      Value slot =
+          arith::ConstantIndexOp::create(builder, loc, firstDim[arg] + index);
+      mapping.map(
+          dim.getResult(),
+          memref::LoadOp::create(builder, loc, block->getArgument(0), slot));
     }
     for (auto [i, value] : llvm::enumerate(kept)) {
       Value slot = arith::ConstantIndexOp::create(builder, loc, i);
@@ -206,7 +225,8 @@ struct SSMShapeFunctions
 
   static void inlineFusedRegions(func::FuncOp function) {
     SmallVector<FusedOp> regions;
-    function.walk<WalkOrder::PreOrder>([&](FusedOp op) { regions.push_back(op); });
+    function.walk<WalkOrder::PreOrder>(
+        [&](FusedOp op) { regions.push_back(op); });
     IRRewriter rewriter(function.getContext());
     for (FusedOp op : regions) {
       Block &block = op.getBody().front();

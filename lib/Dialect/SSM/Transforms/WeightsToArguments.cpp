@@ -19,7 +19,8 @@ using namespace corey::ssm;
 
 namespace {
 struct SSMWeightsToArguments
-    : public corey::ssm::impl::SSMWeightsToArgumentsBase<SSMWeightsToArguments> {
+    : public corey::ssm::impl::SSMWeightsToArgumentsBase<
+          SSMWeightsToArguments> {
   using Base::Base;
 
   void runOnOperation() override {
@@ -44,8 +45,9 @@ struct SSMWeightsToArguments
       WalkResult calls = getOperation().walk([&](func::CallOp call) {
         if (call.getCallee() != function.getSymName())
           return WalkResult::advance();
-        call.emitOpError("expected functions that use weights to be called from "
-                         "outside only, got a call of @")
+        call.emitOpError(
+            "expected functions that use weights to be called from "
+            "outside only, got a call of @")
             << function.getSymName();
         return WalkResult::interrupt();
       });
@@ -54,7 +56,9 @@ struct SSMWeightsToArguments
       for (auto &[symbol, ops] : uses) {
         unsigned index = function.getNumArguments();
         DictionaryAttr attrs = DictionaryAttr::get(
-            &getContext(), NamedAttribute(StringAttr::get(&getContext(), kWeightArgAttr), symbol));
+            &getContext(),
+            NamedAttribute(StringAttr::get(&getContext(), kWeightArgAttr),
+                           symbol));
         if (failed(function.insertArgument(index, ops.front().getType(), attrs,
                                            ops.front().getLoc())))
           return signalPassFailure();
@@ -69,7 +73,8 @@ struct SSMWeightsToArguments
               regions.push_back(fused);
           for (FusedOp fused : llvm::reverse(regions)) {
             fused.getInputsMutable().append(value);
-            value = fused.getBody().front().addArgument(value.getType(), op.getLoc());
+            value = fused.getBody().front().addArgument(value.getType(),
+                                                        op.getLoc());
           }
           op.replaceAllUsesWith(value);
           op.erase();

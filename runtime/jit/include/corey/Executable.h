@@ -135,17 +135,18 @@ public:
   /// Binds every weight to a tensor of `file`. `prefix` replaces the module's
   /// `ssm.weight_prefix` unless it is null. A tensor must have the declared
   /// dtype and, up to axes of size 1, the declared shape.
-  Status bindWeights(const SafeTensors &file, const std::string *prefix = nullptr);
+  Status bindWeights(const SafeTensors &file,
+                     const std::string *prefix = nullptr);
   Status bindWeight(std::string_view symbol, const Tensor &tensor);
 
   /// Runs a function. `outputs` may be empty: contiguous tensors are made.
   /// Otherwise there is one per result, of the right dtype, shape and device,
   /// with any strides, and overlapping neither an input nor another output.
-  /// Everything is checked before anything runs; what depends on data (ids of an
-  /// embedding, starts of sequences) is reported after, with InvalidArgument.
-  /// An input whose innermost stride is not 1 is copied first, and an output
-  /// that is not contiguous after; other strides cost nothing. Calls of known
-  /// shapes with given outputs allocate no memory.
+  /// Everything is checked before anything runs; what depends on data (ids of
+  /// an embedding, starts of sequences) is reported after, with
+  /// InvalidArgument. An input whose innermost stride is not 1 is copied first,
+  /// and an output that is not contiguous after; other strides cost nothing.
+  /// Calls of known shapes with given outputs allocate no memory.
   Status run(std::string_view function, const std::vector<Tensor> &inputs,
              std::vector<Tensor> &outputs);
   Status run(std::string_view function, const Tensor *inputs, size_t numInputs,

@@ -44,7 +44,10 @@ typedef enum corey_dtype {
   COREY_BOOL
 } corey_dtype;
 
-typedef enum corey_device_kind { COREY_CPU = 0, COREY_CUDA = 1 } corey_device_kind;
+typedef enum corey_device_kind {
+  COREY_CPU = 0,
+  COREY_CUDA = 1
+} corey_device_kind;
 
 /* A tensor the caller owns. `strides` are in elements and may be null for a
  * contiguous tensor; data must be aligned to the size of an element. */
@@ -62,7 +65,8 @@ typedef struct corey_context corey_context;
 typedef struct corey_executable corey_executable;
 
 /* Null and zeros stand for the defaults: policy "unsplit", the host's vector
- * width, optimization level 2. `opt_level` counts if `has_opt_level` is not 0. */
+ * width, optimization level 2. `opt_level` counts if `has_opt_level` is not 0.
+ */
 typedef struct corey_compile_options {
   const char *policy;
   int32_t vector_bits;
@@ -82,8 +86,9 @@ void corey_context_destroy(corey_context *context);
 
 /* Compiles MLIR text or bytecode. `name` stands for it in messages; `options`
  * may be null. The executable may outlive the context. */
-corey_status corey_compile(corey_context *context, const char *source, size_t size,
-                           const char *name, const corey_compile_options *options,
+corey_status corey_compile(corey_context *context, const char *source,
+                           size_t size, const char *name,
+                           const corey_compile_options *options,
                            corey_executable **executable);
 corey_status corey_compile_file(corey_context *context, const char *path,
                                 const corey_compile_options *options,
@@ -94,7 +99,8 @@ void corey_executable_destroy(corey_executable *executable);
  * module's and may be null. */
 corey_status corey_bind_weights(corey_executable *executable, const char *path,
                                 const char *prefix);
-/* Binds one weight by symbol. The memory must stay while the executable runs. */
+/* Binds one weight by symbol. The memory must stay while the executable runs.
+ */
 corey_status corey_bind_weight(corey_executable *executable, const char *symbol,
                                const corey_tensor *tensor);
 
@@ -107,17 +113,23 @@ typedef struct corey_argument {
   const int64_t *shape;
 } corey_argument;
 size_t corey_num_functions(const corey_executable *executable);
-const char *corey_function_name(const corey_executable *executable, size_t index);
-size_t corey_num_inputs(const corey_executable *executable, const char *function);
-size_t corey_num_outputs(const corey_executable *executable, const char *function);
-corey_status corey_get_input(const corey_executable *executable, const char *function,
-                             size_t index, corey_argument *argument);
-corey_status corey_get_output(const corey_executable *executable, const char *function,
-                              size_t index, corey_argument *argument);
+const char *corey_function_name(const corey_executable *executable,
+                                size_t index);
+size_t corey_num_inputs(const corey_executable *executable,
+                        const char *function);
+size_t corey_num_outputs(const corey_executable *executable,
+                         const char *function);
+corey_status corey_get_input(const corey_executable *executable,
+                             const char *function, size_t index,
+                             corey_argument *argument);
+corey_status corey_get_output(const corey_executable *executable,
+                              const char *function, size_t index,
+                              corey_argument *argument);
 
 /* Shapes of the outputs for the given inputs, one after another in `sizes`,
  * which has room for `capacity` numbers. */
-corey_status corey_output_shapes(corey_executable *executable, const char *function,
+corey_status corey_output_shapes(corey_executable *executable,
+                                 const char *function,
                                  const corey_tensor *inputs, size_t num_inputs,
                                  int64_t *sizes, size_t capacity);
 /* Runs a function on the caller's tensors; see corey::Executable::run. */
@@ -126,7 +138,8 @@ corey_status corey_run(corey_executable *executable, const char *function,
                        const corey_tensor *outputs, size_t num_outputs);
 /* The same on DLPack tensors. Inputs stay the caller's; outputs are made and
  * become the caller's, to be released through their deleters. */
-corey_status corey_run_dlpack(corey_executable *executable, const char *function,
+corey_status corey_run_dlpack(corey_executable *executable,
+                              const char *function,
                               DLManagedTensor *const *inputs, size_t num_inputs,
                               DLManagedTensor **outputs, size_t num_outputs);
 
@@ -137,12 +150,14 @@ typedef struct corey_chunk {
   int64_t requested, batch, length, chunk;
 } corey_chunk;
 /* What the last call of a site used; zeros before the first. */
-corey_status corey_get_chunk(const corey_executable *executable, const char *site,
-                             corey_chunk *chunk);
+corey_status corey_get_chunk(const corey_executable *executable,
+                             const char *site, corey_chunk *chunk);
 
 /* Copies the explanation of an executable, NUL-terminated and cut to `size`
- * bytes, and returns the length of the whole. `text` may be null if size is 0. */
-size_t corey_explain(const corey_executable *executable, char *text, size_t size);
+ * bytes, and returns the length of the whole. `text` may be null if size is 0.
+ */
+size_t corey_explain(const corey_executable *executable, char *text,
+                     size_t size);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -76,15 +76,15 @@ llvm::SmallVector<mlir::Value> collectResults(OpTy op, llvm::StringRef spec) {
 /// Checks ranks, dimensions and element types of `op` against its line.
 mlir::LogicalResult verifyDimSpec(DimSpecOpInterface op);
 
-mlir::LogicalResult
-inferFromDimSpec(mlir::MLIRContext *context,
-                 std::optional<mlir::Location> location, llvm::StringRef spec,
-                 llvm::ArrayRef<mlir::Value> operands,
-                 llvm::SmallVectorImpl<mlir::Type> &types);
+mlir::LogicalResult inferFromDimSpec(mlir::MLIRContext *context,
+                                     std::optional<mlir::Location> location,
+                                     llvm::StringRef spec,
+                                     llvm::ArrayRef<mlir::Value> operands,
+                                     llvm::SmallVectorImpl<mlir::Type> &types);
 
-mlir::LogicalResult
-reifyFromDimSpec(DimSpecOpInterface op, mlir::OpBuilder &builder,
-                 mlir::ReifiedRankedShapedTypeDims &shapes);
+mlir::LogicalResult reifyFromDimSpec(DimSpecOpInterface op,
+                                     mlir::OpBuilder &builder,
+                                     mlir::ReifiedRankedShapedTypeDims &shapes);
 
 /// Size of a dimension symbol of `op`, or kDynamic.
 int64_t getSymbolSize(DimSpecOpInterface op, llvm::StringRef symbol);

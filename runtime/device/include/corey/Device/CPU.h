@@ -63,7 +63,9 @@ struct SiteStatistics {
 
   void add(double value);
   /// Population variance.
-  double variance() const { return count ? m2 / static_cast<double>(count) : 0; }
+  double variance() const {
+    return count ? m2 / static_cast<double>(count) : 0;
+  }
 };
 
 /// What all calls of one program share.

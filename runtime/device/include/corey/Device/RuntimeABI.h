@@ -36,7 +36,8 @@ void corey_rt_gemm(int64_t x, int64_t w, int64_t y, int64_t batch, int64_t rows,
                    int64_t yRowStride, int64_t accumulate);
 
 /// Adds `count` consecutive elements at `address` to the statistics of `site`.
-/// `width` is the element's width in bits: 32 for f32, 16 for f16, -16 for bf16.
+/// `width` is the element's width in bits: 32 for f32, 16 for f16, -16 for
+/// bf16.
 void corey_rt_observe(int64_t site, int64_t address, int64_t count,
                       int64_t width);
 
