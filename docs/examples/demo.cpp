@@ -1,4 +1,4 @@
-//===- demo.cpp - Mamba blocks on real hidden states -*- C++ -*-===//
+//===- demo.cpp - Mamba blocks on real hidden states ----------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- InitAll.h - Registration of dialects and passes -*- C++ -*-===//
+//===- InitAll.h - Registration of dialects and passes ----------*- C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

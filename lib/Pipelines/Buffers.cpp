@@ -1,4 +1,4 @@
-//===- Buffers.cpp - Steps of the CPU pipeline on buffers -*- C++ -*-===//
+//===- Buffers.cpp - Steps of the CPU pipeline on buffers -----------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

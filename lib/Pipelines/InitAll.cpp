@@ -1,4 +1,4 @@
-//===- InitAll.cpp - Registration of dialects and passes -*- C++ -*-===//
+//===- InitAll.cpp - Registration of dialects and passes ------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

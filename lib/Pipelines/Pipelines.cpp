@@ -1,4 +1,4 @@
-//===- Pipelines.cpp - Named pipelines -*- C++ -*-===//
+//===- Pipelines.cpp - Named pipelines ------------------------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

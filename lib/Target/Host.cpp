@@ -1,4 +1,4 @@
-//===- Host.cpp - LLVM IR, objects and libraries for the host -*- C++ -*-===//
+//===- Host.cpp - LLVM IR, objects and libraries for the host -------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

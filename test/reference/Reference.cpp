@@ -1,4 +1,4 @@
-//===- Reference.cpp - Every ssm op as plain loops in f64 -------*- C++ -*-===//
+//===- Reference.cpp - Every ssm op as plain loops in f64 -----------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- ExecutableTest.cpp - Tests of compiling and running ------*- C++ -*-===//
+//===- ExecutableTest.cpp - Tests of compiling and running ----------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- PropertyTest.cpp - Random programs against the reference -*- C++ -*-===//
+//===- PropertyTest.cpp - Random programs against the reference -----------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- corey-bench.cpp - Benchmarks -*- C++ -*-===//
+//===- corey-bench.cpp - Benchmarks ---------------------------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

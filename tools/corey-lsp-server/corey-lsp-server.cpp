@@ -1,4 +1,4 @@
-//===- corey-lsp-server.cpp - Language server for .mlir -*- C++ -*-===//
+//===- corey-lsp-server.cpp - Language server for .mlir -------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

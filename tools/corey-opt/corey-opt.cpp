@@ -1,4 +1,4 @@
-//===- corey-opt.cpp - Runs passes on .mlir -*- C++ -*-===//
+//===- corey-opt.cpp - Runs passes on .mlir -------------------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- corey-reduce.cpp - Reduces a failing .mlir -*- C++ -*-===//
+//===- corey-reduce.cpp - Reduces a failing .mlir -------------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

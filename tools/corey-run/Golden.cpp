@@ -1,4 +1,4 @@
-//===- Golden.cpp - Runs folders of golden cases -*- C++ -*-===//
+//===- Golden.cpp - Runs folders of golden cases --------------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- Golden.h - Runs folders of golden cases -*- C++ -*-===//
+//===- Golden.h - Runs folders of golden cases ------------------*- C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

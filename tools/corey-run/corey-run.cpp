@@ -1,4 +1,4 @@
-//===- corey-run.cpp - Compiles and runs a program -*- C++ -*-===//
+//===- corey-run.cpp - Compiles and runs a program ------------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- corey-translate.cpp - Exports programs -*- C++ -*-===//
+//===- corey-translate.cpp - Exports programs -----------------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- ToolUtils.cpp - What the running tools share -*- C++ -*-===//
+//===- ToolUtils.cpp - What the running tools share -----------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- ToolUtils.h - What the running tools share -*- C++ -*-===//
+//===- ToolUtils.h - What the running tools share ---------------*- C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- Tools.h - Main functions of the tools -*- C++ -*-===//
+//===- Tools.h - Main functions of the tools --------------------*- C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

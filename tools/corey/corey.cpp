@@ -1,4 +1,4 @@
-//===- corey.cpp - Dispatch to the tools by name -*- C++ -*-===//
+//===- corey.cpp - Dispatch to the tools by name --------------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

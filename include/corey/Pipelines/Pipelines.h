@@ -1,4 +1,4 @@
-//===- Pipelines.h - Named pipelines -*- C++ -*-===//
+//===- Pipelines.h - Named pipelines ----------------------------*- C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- Host.h - LLVM IR, objects and libraries for the host -*- C++ -*-===//
+//===- Host.h - LLVM IR, objects and libraries for the host -----*- C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

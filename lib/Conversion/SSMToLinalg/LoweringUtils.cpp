@@ -1,4 +1,4 @@
-//===- LoweringUtils.cpp - Shared pieces of the ssm lowerings -*- C++ -*-===//
+//===- LoweringUtils.cpp - Shared pieces of the ssm lowerings -------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- LoweringUtils.h - Shared pieces of the ssm lowerings -*- C++ -*-===//
+//===- LoweringUtils.h - Shared pieces of the ssm lowerings -----*- C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- Rows.cpp - CPU lowering of ops along the last axis -*- C++ -*-===//
+//===- Rows.cpp - CPU lowering of ops along the last axis -----------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- SSD.cpp - CPU lowering of ssd -*- C++ -*-===//
+//===- SSD.cpp - CPU lowering of ssd --------------------------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

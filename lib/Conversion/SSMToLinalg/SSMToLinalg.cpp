@@ -1,4 +1,4 @@
-//===- SSMToLinalg.cpp - CPU lowering of the ssm dialect -*- C++ -*-===//
+//===- SSMToLinalg.cpp - CPU lowering of the ssm dialect ------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

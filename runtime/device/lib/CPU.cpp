@@ -1,4 +1,4 @@
-//===- CPU.cpp - Run-time library for the CPU -*- C++ -*-===//
+//===- CPU.cpp - Run-time library for the CPU -----------------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

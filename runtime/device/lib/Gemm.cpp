@@ -1,4 +1,4 @@
-//===- Gemm.cpp - Matrix products through a BLAS -*- C++ -*-===//
+//===- Gemm.cpp - Matrix products through a BLAS --------------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

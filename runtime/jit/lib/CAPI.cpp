@@ -1,4 +1,4 @@
-//===- CAPI.cpp - C API -*- C++ -*-===//
+//===- CAPI.cpp - C API ---------------------------------------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

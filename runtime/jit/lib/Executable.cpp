@@ -1,4 +1,4 @@
-//===- Executable.cpp - Compiling and running ssm programs -*- C++ -*-===//
+//===- Executable.cpp - Compiling and running ssm programs ----------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- Version.cpp - Version of the library -*- C++ -*-===//
+//===- Version.cpp - Version of the library -------------------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- SSMToLinalg.h - CPU lowering of the ssm dialect -*- C++ -*-===//
+//===- SSMToLinalg.h - CPU lowering of the ssm dialect ----------*- C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- DimSpec.cpp - Shape rules written as one line -*- C++ -*-===//
+//===- DimSpec.cpp - Shape rules written as one line ----------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

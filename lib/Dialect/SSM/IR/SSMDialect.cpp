@@ -1,4 +1,4 @@
-//===- SSMDialect.cpp - The ssm dialect -*- C++ -*-===//
+//===- SSMDialect.cpp - The ssm dialect -----------------------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- SSMOps.cpp - Operations of the ssm dialect -*- C++ -*-===//
+//===- SSMOps.cpp - Operations of the ssm dialect -------------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- BindChunks.cpp - Chunks as run-time values -*- C++ -*-===//
+//===- BindChunks.cpp - Chunks as run-time values -------------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

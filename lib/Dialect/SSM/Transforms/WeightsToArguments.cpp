@@ -1,4 +1,4 @@
-//===- WeightsToArguments.cpp - Weights as function arguments -*- C++ -*-===//
+//===- WeightsToArguments.cpp - Weights as function arguments -------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- Executable.h - Compiling and running ssm programs -*- C++ -*-===//
+//===- Executable.h - Compiling and running ssm programs --------*- C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- DimSpec.h - Shape rules written as one line -*- C++ -*-===//
+//===- DimSpec.h - Shape rules written as one line --------------*- C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

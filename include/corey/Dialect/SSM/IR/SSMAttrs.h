@@ -1,4 +1,4 @@
-//===- SSMAttrs.h - Attributes of the ssm dialect -*- C++ -*-===//
+//===- SSMAttrs.h - Attributes of the ssm dialect ---------------*- C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

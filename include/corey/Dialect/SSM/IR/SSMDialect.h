@@ -1,4 +1,4 @@
-//===- SSMDialect.h - The ssm dialect -*- C++ -*-===//
+//===- SSMDialect.h - The ssm dialect ---------------------------*- C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- SSMInterfaces.h - Interfaces of the ssm dialect -*- C++ -*-===//
+//===- SSMInterfaces.h - Interfaces of the ssm dialect ----------*- C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- SSMOps.h - Operations of the ssm dialect -*- C++ -*-===//
+//===- SSMOps.h - Operations of the ssm dialect -----------------*- C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

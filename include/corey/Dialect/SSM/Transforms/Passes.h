@@ -1,4 +1,4 @@
-//===- Passes.h - Transformations of the ssm dialect -*- C++ -*-===//
+//===- Passes.h - Transformations of the ssm dialect ------------*- C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- CPU.h - State of a call on the CPU -*- C++ -*-===//
+//===- CPU.h - State of a call on the CPU -----------------------*- C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,4 +1,4 @@
-//===- RuntimeABI.h - Functions that compiled code calls -*- C++ -*-===//
+//===- RuntimeABI.h - Functions that compiled code calls --------*- C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
