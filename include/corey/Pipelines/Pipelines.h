@@ -7,6 +7,7 @@
 #ifndef COREY_PIPELINES_PIPELINES_H
 #define COREY_PIPELINES_PIPELINES_H
 
+#include "mlir/Pass/Pass.h"
 #include "mlir/Pass/PassManager.h"
 #include "mlir/Pass/PassOptions.h"
 

@@ -1,5 +1,4 @@
-//===- Elementwise.cpp - Lowering of elementwise ops to linalg.generic -*- C++
-//-*-===//
+//===- Elementwise.cpp - Elementwise ops to linalg.generic ----------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

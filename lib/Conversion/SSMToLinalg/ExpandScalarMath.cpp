@@ -1,5 +1,4 @@
-//===- ExpandScalarMath.cpp - Elementary functions and narrow types for the CPU
-//-*- C++ -*-===//
+//===- ExpandScalarMath.cpp - Elementary functions and narrow types -------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

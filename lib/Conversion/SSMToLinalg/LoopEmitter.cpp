@@ -1,5 +1,4 @@
-//===- LoopEmitter.cpp - Helper for loops over vectors of channels -*- C++
-//-*-===//
+//===- LoopEmitter.cpp - Loops over vectors of channels -------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,5 +1,4 @@
-//===- LoopEmitter.h - Helper for loops over vectors of channels -*- C++
-//-*-===//
+//===- LoopEmitter.h - Loops over vectors of channels -----------*- C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -10,6 +10,7 @@
 #include "LoopEmitter.h"
 #include "corey/Dialect/SSM/IR/SSMOps.h"
 #include "mlir/IR/PatternMatch.h"
+#include "mlir/IR/TypeUtilities.h"
 
 namespace corey {
 

@@ -1,5 +1,4 @@
-//===- Quantization.cpp - CPU lowering of quantize and dequantize -*- C++
-//-*-===//
+//===- Quantization.cpp - CPU lowering of quantization --------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

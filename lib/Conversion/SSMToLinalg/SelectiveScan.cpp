@@ -1,5 +1,4 @@
-//===- SelectiveScan.cpp - CPU lowering of selective_scan and causal_conv -*-
-//C++ -*-===//
+//===- SelectiveScan.cpp - CPU lowering of selective_scan -----------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -1,5 +1,4 @@
-//===- VectorMath.cpp - Elementary functions on f32 scalars and vectors -*- C++
-//-*-===//
+//===- VectorMath.cpp - Elementary functions on f32 -----------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //

@@ -6,6 +6,8 @@
 
 #include "corey/Dialect/SSM/IR/DimSpec.h"
 #include "corey/Dialect/SSM/IR/SSMOps.h"
+#include "mlir/Dialect/Arith/Utils/Utils.h"
+#include "mlir/IR/TypeUtilities.h"
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/ADT/StringMap.h"
 

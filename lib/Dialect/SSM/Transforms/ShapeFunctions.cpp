@@ -1,5 +1,4 @@
-//===- ShapeFunctions.cpp - Result shapes and argument checks as functions -*-
-//C++ -*-===//
+//===- ShapeFunctions.cpp - Shapes and checks as functions ----------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
