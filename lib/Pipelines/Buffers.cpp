@@ -88,6 +88,9 @@ struct Bufferize : public corey::impl::BufferizeBase<Bufferize> {
   void runOnOperation() override {
     bufferization::OneShotBufferizationOptions options;
     options.bufferizeFunctionBoundaries = true;
+    // What a loop carries may be a new buffer in every iteration; the arena takes
+    // all of them back when the call ends.
+    options.allowReturnAllocsFromLoops = true;
     options.setFunctionBoundaryTypeConversion(
         bufferization::LayoutMapOption::InferLayoutMap);
     options.functionArgTypeConverterFn =
@@ -115,6 +118,24 @@ struct Bufferize : public corey::impl::BufferizeBase<Bufferize> {
                                                         state)))
       return signalPassFailure();
     bufferization::removeBufferizationAttributesInModule(getOperation());
+    // Where branches differ in layout the new buffer was given the looser one:
+    // allocate it plainly and view it so.
+    SmallVector<memref::AllocOp> allocs;
+    getOperation().walk([&](memref::AllocOp op) {
+      if (!op.getType().getLayout().isIdentity())
+        allocs.push_back(op);
+    });
+    for (memref::AllocOp op : allocs) {
+      OpBuilder builder(op);
+      MemRefType type = op.getType();
+      Value plain = memref::AllocOp::create(
+          builder, op.getLoc(),
+          MemRefType::get(type.getShape(), type.getElementType()),
+          op.getDynamicSizes(), op.getAlignmentAttr());
+      Value view = memref::CastOp::create(builder, op.getLoc(), type, plain);
+      op.replaceAllUsesWith(view);
+      op.erase();
+    }
     for (auto function : getOperation().getOps<func::FuncOp>())
       if (!function.isPrivate()) {
         resultsToArguments(function);
@@ -147,7 +168,7 @@ struct InsertDeallocations
       SmallVector<Value> worklist{alloc.getResult()};
       llvm::SmallDenseSet<Value> aliases;
       Operation *last = alloc;
-      bool freed = false;
+      bool freed = false, escapes = false;
       while (!worklist.empty()) {
         Value value = worklist.pop_back_val();
         if (!aliases.insert(value).second)
@@ -162,6 +183,9 @@ struct InsertDeallocations
           for (Value result : user->getResults())
             if (isa<BaseMemRefType>(result.getType()) || address)
               worklist.push_back(result);
+          // What leaves its block lives on, how long only a run would tell.
+          escapes |= user->hasTrait<OpTrait::IsTerminator>() &&
+                     user->getBlock() == alloc->getBlock();
           if (user->hasTrait<OpTrait::IsTerminator>() && user->getParentOp())
             for (Value result : user->getParentOp()->getResults())
               if (isa<BaseMemRefType>(result.getType()) || address)
@@ -171,7 +195,7 @@ struct InsertDeallocations
             last = ancestor;
         }
       }
-      if (freed)
+      if (freed || escapes)
         continue;
       OpBuilder builder(alloc->getContext());
       if (last->hasTrait<OpTrait::IsTerminator>())
@@ -196,7 +220,8 @@ struct SerializeInnerLoops
     for (scf::ParallelOp loop : loops) {
       // Loops that stand around vectors are already what they should be.
       bool holdsLoops = llvm::any_of(*loop.getBody(), [](Operation &op) {
-        return op.getNumRegions() > 0 || isa<memref::AllocaOp>(op);
+        return op.getNumRegions() > 0 ||
+               isa<memref::AllocaOp, memref::AllocOp>(op);
       });
       if (holdsLoops || loop.getNumReductions())
         continue;

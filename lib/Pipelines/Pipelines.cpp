@@ -25,6 +25,8 @@ static void addPhase(OpPassManager &pm, const CPUPipelineOptions &options,
                      CPUPhase phase) {
   switch (phase) {
   case CPUPhase::Captured:
+    pm.addPass(createInlinerPass());
+    pm.addPass(createSymbolDCEPass());
     pm.addPass(createCanonicalizerPass());
     pm.addPass(createCSEPass());
     return;

@@ -18,6 +18,7 @@
 #include "llvm/MC/TargetRegistry.h"
 #include "llvm/Passes/PassBuilder.h"
 #include "llvm/Support/FileSystem.h"
+#include "llvm/Support/FileUtilities.h"
 #include "llvm/Support/Path.h"
 #include "llvm/Support/Program.h"
 #include "llvm/Support/SmallVectorMemoryBuffer.h"
@@ -41,6 +42,31 @@ using namespace corey;
 
 static llvm::Error makeError(const llvm::Twine &message) {
   return llvm::createStringError(llvm::inconvertibleErrorCode(), message);
+}
+
+/// `name` as a C identifier.
+static std::string identifier(llvm::StringRef name) {
+  std::string text = name.str();
+  for (char &c : text)
+    if (!llvm::isAlnum(c))
+      c = '_';
+  return text;
+}
+
+/// `name` as the name of a parameter: words of C and C++ get an underscore.
+static std::string parameterName(llvm::StringRef name) {
+  static const std::set<llvm::StringRef> words = {
+      "auto",     "bool",     "break",    "case",     "catch",   "char",
+      "class",    "const",    "continue", "default",  "delete",  "do",
+      "double",   "else",     "enum",     "extern",   "false",   "float",
+      "for",      "friend",   "goto",     "if",       "inline",  "int",
+      "long",     "namespace", "new",     "operator", "private", "protected",
+      "public",   "register", "restrict", "return",   "short",   "signed",
+      "sizeof",   "static",   "struct",   "switch",   "template", "this",
+      "throw",    "true",     "try",      "typedef",  "typename", "union",
+      "unsigned", "using",    "virtual",  "void",     "volatile", "while"};
+  std::string text = identifier(name);
+  return words.count(text) || llvm::isDigit(text[0]) ? "_" + text : text;
 }
 
 std::string corey::getInvokeSymbol(llvm::StringRef name) {
@@ -152,7 +178,7 @@ corey::translateToLLVMIR(mlir::ModuleOp module, llvm::LLVMContext &context,
           pointer, builder.CreateConstGEP1_64(pointer, invoke->getArg(0), i)));
     builder.CreateCall(function, arguments);
     builder.CreateRetVoid();
-    function->setName("corey_" + name.str());
+    function->setName("corey_" + identifier(name));
   }
   return result;
 }
@@ -368,8 +394,17 @@ llvm::Error corey::linkSharedLibrary(llvm::StringRef object,
   arguments.push_back("-lstdc++");
   arguments.push_back("-lm");
   std::string message;
-  if (llvm::sys::ExecuteAndWait(*driver, arguments, std::nullopt, {}, 0, 0,
-                                &message))
+  llvm::SmallString<128> log;
+  if (llvm::sys::fs::createTemporaryFile("corey-link", "log", log))
+    return makeError("expected a temporary file for the linker's messages, got none");
+  llvm::FileRemover removeLog(log);
+  std::optional<llvm::StringRef> redirects[] = {std::nullopt, log.str(), log.str()};
+  int code = llvm::sys::ExecuteAndWait(*driver, arguments, std::nullopt, redirects,
+                                       0, 0, &message);
+  if (code && message.empty())
+    if (auto buffer = llvm::MemoryBuffer::getFile(log))
+      message = (*buffer)->getBuffer().split('\n').first.str();
+  if (code)
     return makeError("linking " + path + " failed" +
                      (message.empty() ? "" : ": " + message));
   return llvm::Error::success();
@@ -393,13 +428,6 @@ static llvm::StringRef cType(mlir::Type type) {
   return "uint8_t";
 }
 
-static std::string identifier(llvm::StringRef name) {
-  std::string text = name.str();
-  for (char &c : text)
-    if (!llvm::isAlnum(c))
-      c = '_';
-  return text;
-}
 
 std::string corey::emitCHeader(mlir::ModuleOp module, llvm::StringRef guard) {
   std::string text;
@@ -440,9 +468,9 @@ std::string corey::emitCHeader(mlir::ModuleOp module, llvm::StringRef guard) {
              << tensor.getRank() << "];\n";
         os << "} " << descriptor(tensor) << ";\n";
       }
-      protos << " " << name << ": " << tensor << "\n *";
+      protos << " " << parameterName(name) << ": " << tensor << "\n *";
       parameters.push_back((constant ? "const " : "") + descriptor(tensor) +
-                           " *" + identifier(name));
+                           " *" + parameterName(name));
     };
     for (unsigned i = 0; i < function.getNumArguments(); ++i) {
       std::string name = "arg" + std::to_string(i);
@@ -458,7 +486,7 @@ std::string corey::emitCHeader(mlir::ModuleOp module, llvm::StringRef guard) {
         name = attr.str();
       add(function.getResultTypes()[i], name, false);
     }
-    protos << "/\nvoid corey_" << function.getSymName() << "("
+    protos << "/\nvoid corey_" << identifier(function.getSymName()) << "("
            << llvm::join(parameters, ",\n    ") << ");\n";
   }
   os << prototypes << "\n#ifdef __cplusplus\n}\n#endif\n\n#endif /* " << macro

@@ -125,23 +125,63 @@ public:
   unsigned passed = 0, failed = 0;
 
 private:
+  /// What runs a case of an op, and the tensors the case must have with their
+  /// ranks; * is any rank of at least 1.
+  struct Op {
+    Status (Runner::*run)(const Case &);
+    llvm::StringLiteral inputs, outputs;
+  };
+
   Status dispatch(const Case &c) {
-    static const std::map<std::string, Status (Runner::*)(const Case &)> ops = {
-        {"selective_scan", &Runner::selectiveScan},
-        {"ssd", &Runner::ssd},
-        {"ssd_discrete", &Runner::ssdDiscrete},
-        {"causal_conv1d", &Runner::causalConv},
-        {"selective_state_update", &Runner::selectiveStateUpdate},
-        {"ssd_state_update", &Runner::ssdStateUpdate},
-        {"causal_conv1d_update", &Runner::causalConvUpdate},
-        {"rmsnorm", &Runner::rmsNorm},
-        {"rmsnorm_gated", &Runner::rmsNorm},
-        {"hadamard", &Runner::hadamard},
+    static const std::map<std::string, Op> ops = {
+        {"selective_scan",
+         {&Runner::selectiveScan, "u:3 dt:3 A:2 B:4 C:4", "y:3 final_state:3"}},
+        {"ssd", {&Runner::ssd, "x:4 dt:3 A:1 B:4 C:4", "y:4 final_states:4"}},
+        {"ssd_discrete",
+         {&Runner::ssdDiscrete, "X:4 A:3 B:4 C:4", "y:4 final_states:4"}},
+        {"causal_conv1d",
+         {&Runner::causalConv, "x:3 weight:2", "y:3 final_state:3"}},
+        {"selective_state_update",
+         {&Runner::selectiveStateUpdate, "state0:3 x:3 dt:3 A:2 B:4 C:4",
+          "y:3 state:4"}},
+        {"ssd_state_update",
+         {&Runner::ssdStateUpdate, "state0:4 x:4 dt:3 A:1 B:4 C:4",
+          "y:4 state:5"}},
+        {"causal_conv1d_update",
+         {&Runner::causalConvUpdate, "state0:3 x:3 weight:2", "y:3 state:4"}},
+        {"rmsnorm", {&Runner::rmsNorm, "x:* weight:1", "y:*"}},
+        {"rmsnorm_gated", {&Runner::rmsNorm, "x:* weight:1 z:*", "y:*"}},
+        {"hadamard", {&Runner::hadamard, "x:*", "y:*"}},
     };
     auto it = ops.find(c.op);
     if (it == ops.end())
       return Status::unsupported("expected a known op, got '" + c.op + "'");
-    return (this->*it->second)(c);
+    if (Status status = require(c.inputs, "input", it->second.inputs); !status)
+      return status;
+    if (Status status = require(c.outputs, "output", it->second.outputs); !status)
+      return status;
+    return (this->*it->second.run)(c);
+  }
+
+  /// Checks that `tensors` has those of `list`, with their ranks.
+  static Status require(const Tensors &tensors, const char *kind,
+                        llvm::StringRef list) {
+    llvm::SmallVector<llvm::StringRef> entries;
+    list.split(entries, ' ');
+    for (llvm::StringRef entry : entries) {
+      auto [name, rank] = entry.split(':');
+      auto it = tensors.find(name.str());
+      if (it == tensors.end())
+        return Status::invalidArgument(std::string("expected an ") + kind + " '" +
+                                       name.str() + "', got none");
+      size_t given = it->second.shape().size();
+      if (rank == "*" ? given < 1 : std::to_string(given) != rank)
+        return Status::invalidArgument(
+            std::string(kind) + " '" + name.str() + "': expected rank " +
+            (rank == "*" ? "at least 1" : rank.str()) + ", got " +
+            it->second.describe());
+    }
+    return Status::ok();
   }
 
   Status merge(const Tensor &result, const Tensor &expected) {
@@ -465,6 +505,19 @@ static Status runProgram(Context &context, const CompileOptions &options,
   }
   if (Status status = (*executable)->run(info.name, tensors, results); !status)
     return status;
+  for (auto [given, known, kind] :
+       {std::tuple<const llvm::json::Object *, const std::vector<ArgumentInfo> *,
+                   const char *>{inputs, &info.inputs, "input"},
+        {outputs, &info.outputs, "output"}})
+    for (auto &[key, value] : *given)
+      if (llvm::none_of(*known, [&, &key = key](const ArgumentInfo &a) {
+            return llvm::StringRef(key) == a.name;
+          }))
+        return Status::invalidArgument(std::string("expected an ") + kind +
+                                       " of @" + info.name + ", got '" +
+                                       key.str() + "'");
+  if (outputs->empty())
+    return Status::invalidArgument("expected an output to compare, got none");
   for (size_t i = 0; i < results.size(); ++i) {
     auto ref = outputs->getString(info.outputs[i].name);
     if (!ref)
@@ -496,6 +549,9 @@ int corey::runGolden(Context &context, const std::string &folder,
                            index + ": " + llvm::toString(json.takeError())));
   const llvm::json::Array *cases =
       json->getAsObject() ? json->getAsObject()->getArray("cases") : nullptr;
+  if (cases && cases->empty())
+    return reportError(tool, Status::invalidArgument(
+                                 index + ": expected at least one case, got none"));
   if (!cases)
     return reportError(
         tool, Status::invalidArgument(
@@ -553,9 +609,14 @@ int corey::runGolden(Context &context, const std::string &folder,
         break;
       }
       const llvm::json::Object *fields = description.getAsObject();
-      bool isInput =
-          fields && fields->getString("role") == llvm::StringRef("input");
-      (isInput ? c.inputs : c.outputs)[key.str()] = *tensor;
+      auto role = fields ? fields->getString("role") : std::nullopt;
+      if (role != llvm::StringRef("input") && role != llvm::StringRef("output")) {
+        status = Status::invalidArgument(
+            index + ": case '" + c.name + "': expected tensor '" + key.str() +
+            "' to have the role input or output");
+        break;
+      }
+      (role == llvm::StringRef("input") ? c.inputs : c.outputs)[key.str()] = *tensor;
     }
     if (!status)
       return reportError(tool, status);

@@ -110,6 +110,14 @@ int corey::coreyRunMain(int argc, char **argv) {
       argc, argv, "COREY: compile and run a state-space model program\n");
 
   auto start = std::chrono::steady_clock::now();
+  for (auto [name, bound] :
+       {std::pair<const char *, cl::opt<double> *>{"rtol", &rtol},
+        {"atol", &atol}})
+    if (bound->getNumOccurrences() && !(*bound >= 0))
+      return reportError(kTool, Status::invalidArgument(
+                                    std::string("--") + name +
+                                    ": expected a bound of at least 0, got " +
+                                    std::to_string(*bound)));
   ContextOptions contextOptions;
   contextOptions.device = target;
   contextOptions.threads = threads;

@@ -24,8 +24,8 @@ def Bufferize : Pass<"corey-bufferize", "::mlir::ModuleOp"> {
 def InsertDeallocations : Pass<"corey-insert-deallocations", "::mlir::func::FuncOp"> {
   let summary = "Free every allocation after its last use";
   let description = [{
-    Expects structured control flow in which no allocation leaves its block but
-    through views. Frees early, so that the arena can reuse the memory within a
+    Expects structured control flow. Frees early, so that the arena can reuse the
+    memory within a call; a buffer that a block yields is left to the end of the
     call.
   }];
   let statistics = [

@@ -163,8 +163,13 @@ void LoopEmitter::prefetch(Value memref, ValueRange indices, bool write) {
                              /*localityHint=*/3, /*isDataCache=*/true);
 }
 Value LoopEmitter::scratch(ArrayRef<int64_t> shape) {
-  return memref::AllocaOp::create(
-      b, loc, MemRefType::get(shape, b.getF32Type()), b.getI64IntegerAttr(64));
+  // Stacks of threads are small: what is large comes from the run-time library.
+  constexpr int64_t kStackBytes = 128 << 10;
+  auto type = MemRefType::get(shape, b.getF32Type());
+  IntegerAttr alignment = b.getI64IntegerAttr(64);
+  if (type.getNumElements() * 4 > kStackBytes)
+    return memref::AllocOp::create(b, loc, type, alignment);
+  return memref::AllocaOp::create(b, loc, type, alignment);
 }
 
 //===----------------------------------------------------------------------===//

@@ -99,7 +99,8 @@ public:
   void storeScalar(Value scalar, Value memref, mlir::ValueRange indices);
   /// Brings the line of an element into the cache.
   void prefetch(Value memref, mlir::ValueRange indices, bool write);
-  /// f32 scratch on the stack, 64-byte aligned.
+  /// f32 scratch of the block being built, 64-byte aligned: on the stack, or
+  /// allocated where it is large.
   Value scratch(llvm::ArrayRef<int64_t> shape);
 
   //===--- Control flow

@@ -21,8 +21,12 @@ using namespace corey::device;
 
 /// Stands before every block, in 64 bytes so that the block stays aligned.
 struct Arena::Header {
+  /// The next free block of the class.
   Header *next;
+  /// The next block of the arena.
+  Header *nextBlock;
   unsigned sizeClass;
+  bool inUse;
 };
 static constexpr size_t kAlignment = 64;
 
@@ -38,15 +42,15 @@ static unsigned classOf(size_t size, size_t &rounded) {
 }
 
 Arena::~Arena() {
-  for (Header *list : lists)
-    while (list) {
-      Header *next = list->next;
-      std::free(list);
-      list = next;
-    }
+  while (blocks) {
+    Header *next = blocks->nextBlock;
+    std::free(blocks);
+    blocks = next;
+  }
 }
 
 void *Arena::allocate(size_t size) {
+  static_assert(sizeof(Header) <= kAlignment, "blocks must stay aligned");
   if (size > (size_t(1) << 46))
     return nullptr;
   size_t rounded;
@@ -56,14 +60,16 @@ void *Arena::allocate(size_t size) {
     lists[sizeClass] = block->next;
   } else {
     block = static_cast<Header *>(std::aligned_alloc(
-        kAlignment,
-        kAlignment + (rounded + kAlignment - 1) / kAlignment * kAlignment));
+        kAlignment, kAlignment + (rounded + kAlignment - 1) / kAlignment * kAlignment));
     if (!block)
       return nullptr;
     block->sizeClass = sizeClass;
+    block->nextBlock = blocks;
+    blocks = block;
     reserved += kAlignment + rounded;
     ++requests;
   }
+  block->inUse = true;
   return reinterpret_cast<char *>(block) + kAlignment;
 }
 
@@ -72,8 +78,15 @@ void Arena::release(void *pointer) {
     return;
   auto *block =
       reinterpret_cast<Header *>(static_cast<char *>(pointer) - kAlignment);
+  block->inUse = false;
   block->next = lists[block->sizeClass];
   lists[block->sizeClass] = block;
+}
+
+void Arena::releaseAll() {
+  for (Header *block = blocks; block; block = block->nextBlock)
+    if (block->inUse)
+      release(reinterpret_cast<char *>(block) + kAlignment);
 }
 
 //===----------------------------------------------------------------------===//
@@ -91,15 +104,26 @@ static CallState &defaultCall() {
 
 static CallState &call() { return currentCall ? *currentCall : defaultCall(); }
 
-CallScope::CallScope(CallState &state, int threads)
-    : previous(currentCall), previousThreads(omp_get_max_threads()) {
-  currentCall = &state;
-  omp_set_num_threads(threads);
+/// Runs `function`; a longjmp to state.outOfMemory leaves compiled code, which
+/// has nothing to unwind.
+static bool runGuarded(CallState &state, void (*function)(void **), void **arguments) {
+  if (setjmp(state.outOfMemory))
+    return false;
+  function(arguments);
+  return true;
 }
 
-CallScope::~CallScope() {
+bool corey::device::invoke(CallState &state, int threads, void (*function)(void **),
+                           void **arguments) {
+  CallState *previous = currentCall;
+  int previousThreads = omp_get_max_threads();
+  currentCall = &state;
+  state.missingBytes = 0;
+  omp_set_num_threads(threads);
+  bool finished = runGuarded(state, function, arguments);
   currentCall = previous;
   omp_set_num_threads(previousThreads);
+  return finished;
 }
 
 int corey::device::hardwareThreads() { return omp_get_num_procs(); }
@@ -133,14 +157,18 @@ void SiteStatistics::add(double value) {
 //===----------------------------------------------------------------------===//
 
 void *corey_rt_malloc(size_t size) {
-  void *pointer = call().arena.allocate(size);
-  if (!pointer) {
-    // Compiled code cannot go on without its buffers.
-    std::fprintf(stderr, "corey: fatal: out of memory allocating %zu bytes\n",
-                 size);
-    std::abort();
+  CallState &state = call();
+  void *pointer = state.arena.allocate(size);
+  if (pointer)
+    return pointer;
+  // Compiled code cannot go on without its buffers. Between parallel loops the
+  // call can be left; inside one, or without a caller to tell, it cannot.
+  if (currentCall && !omp_in_parallel()) {
+    state.missingBytes = size;
+    std::longjmp(state.outOfMemory, 1);
   }
-  return pointer;
+  std::fprintf(stderr, "corey: fatal: out of memory allocating %zu bytes\n", size);
+  std::abort();
 }
 
 void corey_rt_free(void *pointer) { call().arena.release(pointer); }
@@ -157,8 +185,10 @@ int64_t corey_rt_chunk(int64_t site, int64_t batch, int64_t length,
   for (auto &entry : program->chunks) {
     if (entry->name != name)
       continue;
-    if (int64_t requested = entry->requested.load(std::memory_order_relaxed))
+    int64_t requested = entry->requested.load(std::memory_order_relaxed);
+    if (requested > 0)
       chunk = requested;
+    entry->lastRequested.store(requested > 0, std::memory_order_relaxed);
     entry->lastBatch.store(batch, std::memory_order_relaxed);
     entry->lastLength.store(length, std::memory_order_relaxed);
     entry->lastChunk.store(chunk, std::memory_order_relaxed);

@@ -73,11 +73,18 @@ Expected<std::shared_ptr<Context>> Context::create(ContextOptions options) {
 
 Device Context::getDevice() const { return impl->device; }
 int Context::getThreads() const { return *impl->threads; }
+/// More than any machine has, fewer than the OpenMP library breaks at.
+static constexpr int kMaxThreads = 1024;
+
 Status Context::setThreads(int threads) {
   if (threads < 0)
     return Status::invalidArgument(
         "expected a thread count of at least 0, got " +
         std::to_string(threads));
+  if (threads > kMaxThreads)
+    return Status::invalidArgument("expected a thread count of at most " +
+                                   std::to_string(kMaxThreads) + ", got " +
+                                   std::to_string(threads));
   *impl->threads = threads ? threads : device::hardwareThreads();
   return Status::ok();
 }
@@ -164,7 +171,13 @@ void recordNames(ModuleOp module, llvm::StringRef source) {
         continue;
       std::string name = nameAt(source, result.getOwner()->getLoc(), true,
                                 result.getResultNumber());
-      // A number says nothing about a result.
+      // A number says nothing about a result, and a value returned twice has one
+      // name for the first of its results.
+      for (unsigned j = 0; j < i; ++j)
+        if (auto taken = function.getResultAttrOfType<mlir::StringAttr>(
+                j, ssm::kNameAttr))
+          if (taken.getValue() == name)
+            name.clear();
       if (!name.empty() && !llvm::isDigit(name[0]))
         function.setResultAttr(i, ssm::kNameAttr, string(name));
     }
@@ -251,8 +264,9 @@ DType toDType(mlir::Type type) {
 
 bool isSupported(mlir::Type type) {
   return type.isF64() || type.isF32() || type.isF16() || type.isBF16() ||
-         llvm::isa<mlir::Float8E4M3FNType>(type) || type.isInteger(64) ||
-         type.isInteger(32) || type.isInteger(16) || type.isInteger(8);
+         llvm::isa<mlir::Float8E4M3FNType>(type) ||
+         type.isSignlessInteger(64) || type.isSignlessInteger(32) ||
+         type.isSignlessInteger(16) || type.isSignlessInteger(8);
 }
 
 std::string shapeText(const int64_t *sizes, size_t rank) {
@@ -311,7 +325,6 @@ struct Call {
   std::vector<int64_t> dims, sizes, descriptors;
   std::vector<void *> pointers;
   std::vector<std::pair<const Tensor *, void *>> stagedOutputs;
-  std::vector<void *> staged;
   std::vector<int64_t> strides;
 };
 } // namespace
@@ -409,7 +422,13 @@ Status Executable::Impl::describe(ModuleOp module) {
     auto toInfo = [&](mlir::Type type, std::string name,
                       std::vector<ArgumentInfo> &list) -> Status {
       auto tensor = llvm::dyn_cast<mlir::RankedTensorType>(type);
-      if (!tensor || !isSupported(tensor.getElementType())) {
+      for (const ArgumentInfo &other : list)
+        if (other.name == name)
+          return Status::compileError("expected the names of @" +
+                                      function.info.name +
+                                      " to differ, got '" + name + "' twice");
+      if (!tensor || tensor.getEncoding() ||
+          !isSupported(tensor.getElementType())) {
         std::string text;
         llvm::raw_string_ostream(text) << type;
         return Status::compileError(
@@ -426,8 +445,18 @@ Status Executable::Impl::describe(ModuleOp module) {
     for (unsigned i = 0; i < op.getNumArguments(); ++i) {
       if (auto attr =
               op.getArgAttrOfType<mlir::StringAttr>(i, ssm::kWeightArgAttr)) {
-        function.weights.push_back(weightIndex.lookup(attr.getValue()));
+        auto it = weightIndex.find(attr.getValue());
+        if (it == weightIndex.end())
+          return Status::compileError(
+              "expected argument " + std::to_string(i) + " of @" +
+              function.info.name + " to name a weight of the module, got '" +
+              attr.str() + "'");
+        function.weights.push_back(it->second);
       } else {
+        if (!function.weights.empty())
+          return Status::compileError("expected weights to be the last arguments of @" +
+                                      function.info.name + ", got input " +
+                                      std::to_string(i) + " after one");
         std::string name = "arg" + std::to_string(i);
         if (auto attr =
                 op.getArgAttrOfType<mlir::StringAttr>(i, ssm::kNameAttr))
@@ -683,6 +712,10 @@ Status Context::exportProgram(std::string_view source, std::string_view format,
                               std::string_view name) {
   if (Status status = checkOptions(options); !status)
     return status;
+  if (llvm::StringRef(path).ends_with(".h"))
+    return Status::invalidArgument("expected an output file that does not end in "
+                                   ".h, which the header takes, got '" +
+                                   path + "'");
   if (format != "o" && format != "so")
     return Status::invalidArgument("expected format 'o' or 'so', got '" +
                                    std::string(format) + "'");
@@ -957,20 +990,26 @@ Status Executable::Impl::computeShapes(const Function &function,
                     .info.name;
       return "dimension " + std::to_string(dim) + " of '" + name + "'";
     };
-    std::string left = side(c.lhsArg, c.lhsDim),
-                right = side(c.rhsArg, c.rhsDim);
+    std::string left = side(c.lhsArg, c.lhsDim), right = side(c.rhsArg, c.rhsDim);
+    std::string subject = "@" + function.info.name + ": expected ";
+    if (c.symbol == ssm::kAtLeast)
+      return Status::invalidArgument(
+          subject + (left.empty() ? "a dimension" : left) + " to be at least " +
+          std::to_string(rhs) + ", got " + std::to_string(lhs));
     if (left.empty()) {
       std::swap(left, right);
       std::swap(lhs, rhs);
     }
+    std::string symbol = c.symbol.empty() ? "" : " (" + c.symbol + ")";
     if (left.empty())
-      left = "a dimension" + (c.symbol.empty() ? "" : " " + c.symbol);
-    return Status::invalidArgument(
-        "@" + function.info.name + ": expected " + left +
-        (right.empty() ? "" : " to equal " + right) +
-        (c.symbol.empty() || right.empty() ? "" : " (" + c.symbol + ")") +
-        (right.empty() ? " to be " : ", ") + std::to_string(rhs) + ", got " +
-        std::to_string(lhs));
+      left = "a dimension" + symbol;
+    if (right.empty())
+      return Status::invalidArgument(subject + left + " to be " +
+                                     std::to_string(rhs) + ", got " +
+                                     std::to_string(lhs));
+    return Status::invalidArgument(subject + left + " to equal " + right + symbol +
+                                   ", " + std::to_string(rhs) + ", got " +
+                                   std::to_string(lhs));
   }
   return Status::ok();
 }
@@ -1027,15 +1066,12 @@ Status Executable::Impl::checkOutputs(const Function &function,
 Status Executable::Impl::execute(const Function &function, const Tensor *inputs,
                                  const Tensor *outputs, Call &call) {
   call.descriptors.clear();
-  call.staged.clear();
   call.stagedOutputs.clear();
   call.state.error.clear();
   // Staging memory comes from the arena as well.
   auto stage = [&](const Tensor &tensor) -> char * {
     size_t bytes = std::max<size_t>(tensor.numBytes(), 1);
     void *memory = call.state.arena.allocate(bytes);
-    if (memory)
-      call.staged.push_back(memory);
     return static_cast<char *>(memory);
   };
   auto contiguous = [&](const std::vector<int64_t> &shape) -> const int64_t * {
@@ -1093,11 +1129,11 @@ Status Executable::Impl::execute(const Function &function, const Tensor *inputs,
       point(weights[i].info.shape.size());
     for (const ArgumentInfo &info : function.info.outputs)
       point(info.shape.size());
-    {
-      device::CallScope scope(call.state, *threads);
-      function.invoke(call.pointers.data());
-    }
-    if (!call.state.error.empty())
+    if (!device::invoke(call.state, *threads, function.invoke, call.pointers.data()))
+      status = Status::outOfMemory("@" + function.info.name + ": expected " +
+                                   std::to_string(call.state.missingBytes) +
+                                   " bytes for an intermediate, got none");
+    else if (!call.state.error.empty())
       status = Status::invalidArgument("@" + function.info.name + ": " +
                                        call.state.error);
     if (status)
@@ -1107,8 +1143,7 @@ Status Executable::Impl::execute(const Function &function, const Tensor *inputs,
                     contiguous(tensor->shape()), tensor->shape().data(),
                     tensor->rank(), dtypeSize(tensor->dtype()));
   }
-  for (void *memory : call.staged)
-    call.state.arena.release(memory);
+  call.state.arena.releaseAll();
   return status;
 }
 
@@ -1213,8 +1248,9 @@ std::vector<ChunkInfo> Executable::chunks() const {
     info.batch = site->lastBatch;
     info.length = site->lastLength;
     info.chunk = site->lastChunk;
-    info.reason =
-        info.requested ? "set by the caller" : "policy " + site->policy;
+    info.reason = (info.chunk ? site->lastRequested.load() : info.requested > 0)
+                      ? "set by the caller"
+                      : "policy " + site->policy;
     list.push_back(info);
   }
   return list;

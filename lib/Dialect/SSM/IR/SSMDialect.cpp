@@ -8,6 +8,7 @@
 #include "corey/Dialect/SSM/IR/SSMAttrs.h"
 #include "corey/Dialect/SSM/IR/SSMOps.h"
 #include "mlir/IR/DialectImplementation.h"
+#include "mlir/Transforms/InliningUtils.h"
 #include "llvm/ADT/TypeSwitch.h"
 
 using namespace mlir;
@@ -52,6 +53,19 @@ struct SSMBytecodeInterface : public BytecodeDialectInterface {
     return std::make_unique<SSMDialectVersion>(majorVersion, minorVersion);
   }
 };
+
+/// Every op may be inlined anywhere: none looks at what is around it.
+struct SSMInlinerInterface : public DialectInlinerInterface {
+  explicit SSMInlinerInterface(Dialect *dialect)
+      : DialectInlinerInterface(dialect) {}
+
+  bool isLegalToInline(Operation *, Region *, bool, IRMapping &) const override {
+    return true;
+  }
+  bool isLegalToInline(Region *, Region *, bool, IRMapping &) const override {
+    return true;
+  }
+};
 } // namespace
 
 void SSMDialect::initialize() {
@@ -63,7 +77,7 @@ void SSMDialect::initialize() {
 #define GET_ATTRDEF_LIST
 #include "corey/Dialect/SSM/IR/SSMAttrs.cpp.inc"
       >();
-  addInterfaces<SSMBytecodeInterface>();
+  addInterfaces<SSMBytecodeInterface, SSMInlinerInterface>();
 }
 
 //===----------------------------------------------------------------------===//

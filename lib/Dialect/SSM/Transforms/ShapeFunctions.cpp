@@ -6,7 +6,7 @@
 
 #include "corey/Dialect/SSM/IR/SSMOps.h"
 #include "corey/Dialect/SSM/Transforms/Passes.h"
-#include "mlir/Dialect/Arith/IR/Arith.h"
+#include "mlir/Dialect/Arith/Utils/Utils.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/MemRef/Transforms/Transforms.h"
@@ -36,8 +36,29 @@ struct SSMShapeFunctions
           !function.getSymName().ends_with(kShapesSuffix))
         functions.push_back(function);
     for (func::FuncOp function : functions)
-      if (failed(addShapeFunction(function)))
+      if (failed(checkFunction(function)) || failed(addShapeFunction(function)))
         return signalPassFailure();
+  }
+
+  /// Names the lowering needs for itself, and calls, which the inliner leaves
+  /// only where a function calls itself.
+  static LogicalResult checkFunction(func::FuncOp function) {
+    StringRef name = function.getSymName();
+    for (StringRef prefix : {"corey_rt_", "corey.", "_mlir_ciface_", "llvm."})
+      if (name.starts_with(prefix))
+        return function.emitOpError()
+               << "expected a name that does not start with '" << prefix
+               << "', got '" << name << "'";
+    if (name == "malloc" || name == "free")
+      return function.emitOpError()
+             << "expected a name other than that of an allocation function, got '"
+             << name << "'";
+    WalkResult result = function.walk([](func::CallOp call) {
+      call.emitOpError() << "expected calls that can be inlined, got one of @"
+                         << call.getCallee();
+      return WalkResult::interrupt();
+    });
+    return failure(result.wasInterrupted());
   }
 
   LogicalResult addShapeFunction(func::FuncOp function) {
@@ -78,13 +99,34 @@ struct SSMShapeFunctions
     size_t numSizes = sizes.size();
     SmallVector<DimConstraint> constraints;
     SmallVector<Location> locations;
-    work.walk([&](Operation *op) {
+    // Sizes of values made inside control flow cannot be had at the end.
+    auto isKnown = [&](Value value) {
+      return !value || value.getParentBlock() == &work.getBody().front();
+    };
+    WalkResult walk = work.walk([&](Operation *op) {
+      size_t first = constraints.size();
       collectDimConstraints(op, constraints);
-      locations.resize(constraints.size(), op->getLoc());
+      for (size_t i = first; i < constraints.size(); ++i)
+        if (!isKnown(constraints[i].lhs) || !isKnown(constraints[i].rhs)) {
+          op->emitOpError("expected operands of static shape inside control "
+                          "flow, got sizes that only a run would tell");
+          return WalkResult::interrupt();
+        }
+      return WalkResult::advance();
     });
+    if (walk.wasInterrupted()) {
+      work.erase();
+      return failure();
+    }
+    collectSliceBounds(work, builder, constraints);
     for (const DimConstraint &c : constraints) {
-      sizes.push_back(
-          builder.createOrFold<tensor::DimOp>(loc, c.lhs, c.lhsDim));
+      Value lhs = builder.createOrFold<tensor::DimOp>(loc, c.lhs, c.lhsDim);
+      sizes.push_back(lhs);
+      // A bound is an equality with the larger of the two.
+      if (c.symbol == kAtLeast) {
+        sizes.push_back(builder.createOrFold<arith::MaxSIOp>(loc, lhs, c.rhs));
+        continue;
+      }
       Value rhs =
           c.rhs ? builder.createOrFold<tensor::DimOp>(loc, c.rhs, c.rhsDim)
                 : Value();
@@ -115,13 +157,17 @@ struct SSMShapeFunctions
 
     // What is left must be index arithmetic over dimensions of arguments.
     auto isScalar = [](Type type) { return type.isIntOrIndex(); };
+    auto isArgument = [&](Value value) {
+      auto arg = dyn_cast<BlockArgument>(value);
+      return arg && arg.getOwner() == &work.getBody().front();
+    };
     for (Operation &op : work.getBody().front()) {
       bool plain =
           isa<func::ReturnOp>(op) || op.hasTrait<OpTrait::ConstantLike>() ||
           (isPure(&op) && llvm::all_of(op.getOperandTypes(), isScalar) &&
            llvm::all_of(op.getResultTypes(), isScalar));
       if (auto dim = dyn_cast<tensor::DimOp>(op))
-        plain = isa<BlockArgument>(dim.getSource()) && dim.getConstantIndex();
+        plain = isArgument(dim.getSource()) && dim.getConstantIndex();
       // Scalars among the arguments are not at hand in the shape function.
       for (Value operand : op.getOperands())
         if (auto arg = dyn_cast<BlockArgument>(operand);
@@ -220,6 +266,36 @@ struct SSMShapeFunctions
     shapes->setAttr(kConstraintsAttr, builder.getArrayAttr(described));
     work.erase();
     return success();
+  }
+
+  /// Appends that every slice with constant offsets lies in its source: what
+  /// `c.rhs` computes is the least size the source's dimension must have.
+  static void collectSliceBounds(func::FuncOp function, OpBuilder &builder,
+                                 SmallVectorImpl<DimConstraint> &constraints) {
+    for (auto slice :
+         function.getBody().front().getOps<tensor::ExtractSliceOp>()) {
+      Location loc = slice.getLoc();
+      auto offsets = slice.getStaticOffsets(), strides = slice.getStaticStrides();
+      for (auto [dim, size] : llvm::enumerate(slice.getMixedSizes())) {
+        if (ShapedType::isDynamic(offsets[dim]) ||
+            ShapedType::isDynamic(strides[dim]) ||
+            (!slice.getSourceType().isDynamicDim(dim) && isa<Attribute>(size)))
+          continue;
+        auto constant = [&](int64_t value) -> Value {
+          return arith::ConstantIndexOp::create(builder, loc, value);
+        };
+        // offset + (size - 1) stride + 1
+        Value count = getValueOrCreateConstantIndexOp(builder, loc, size);
+        Value last = builder.createOrFold<arith::AddIOp>(loc, count, constant(-1));
+        if (strides[dim] != 1)
+          last = builder.createOrFold<arith::MulIOp>(loc, last,
+                                                     constant(strides[dim]));
+        Value end = builder.createOrFold<arith::AddIOp>(
+            loc, last, constant(offsets[dim] + 1));
+        constraints.push_back({slice.getSource(), static_cast<int64_t>(dim), end,
+                               0, 0, kAtLeast.str()});
+      }
+    }
   }
 
   static void inlineFusedRegions(func::FuncOp function) {

@@ -26,8 +26,8 @@ func.func @unranked(%x: tensor<*xf32>) -> tensor<*xf32> {
 // -----
 
 func.func private @opaque(tensor<?xf32>) -> tensor<?xf32>
-// expected-error @below {{'func.func' op expected result shapes to follow from argument shapes, got a shape that depends on 'func.call'}}
 func.func @call(%x: tensor<?xf32>) -> tensor<?xf32> {
+  // expected-error @below {{'func.call' op expected calls that can be inlined, got one of @opaque}}
   %y = func.call @opaque(%x) : (tensor<?xf32>) -> tensor<?xf32>
   return %y : tensor<?xf32>
 }
@@ -85,4 +85,35 @@ func.func private @taken.shapes()
 // expected-error @below {{'func.func' op expected the name of its shape function to be free, got another symbol @taken.shapes}}
 func.func @taken(%x: tensor<?xf32>) -> tensor<?xf32> {
   return %x : tensor<?xf32>
+}
+
+// -----
+
+// Names that the lowering needs.
+// expected-error @below {{'func.func' op expected a name that does not start with 'corey_rt_', got 'corey_rt_malloc'}}
+func.func @corey_rt_malloc(%x: tensor<?xf32>) -> tensor<?xf32> {
+  return %x : tensor<?xf32>
+}
+
+// -----
+
+// expected-error @below {{'func.func' op expected a name other than that of an allocation function, got 'free'}}
+func.func @free(%x: tensor<?xf32>) -> tensor<?xf32> {
+  return %x : tensor<?xf32>
+}
+
+// -----
+
+// Sizes that are made inside control flow.
+func.func @inside(%x: tensor<?x8xf32>, %n: tensor<4xi32>) -> tensor<4xi32> {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %c4 = arith.constant 4 : index
+  scf.for %i = %c0 to %c4 step %c1 {
+    %k = tensor.extract_slice %x[0, 0] [%i, 8] [1, 1] : tensor<?x8xf32> to tensor<?x8xf32>
+    // expected-error @below {{'ssm.add' op expected operands of static shape inside control flow, got sizes that only a run would tell}}
+    %s = ssm.add %k, %x : tensor<?x8xf32>, tensor<?x8xf32>
+    %o = ssm.observe @o %s : tensor<?x8xf32>
+  }
+  return %n : tensor<4xi32>
 }

@@ -91,3 +91,13 @@ func.func private @private(%x: tensor<?xf32>) -> tensor<?xf32> {
   return %x : tensor<?xf32>
 }
 func.func private @external(tensor<?xf32>) -> tensor<?xf32>
+
+// A slice with constant offsets must lie in its source.
+// CHECK-LABEL: func.func @slice.shapes(
+// CHECK-SAME: ssm.constraints = {{\[\[}}0, 0, -1, -1, ">="]]
+// CHECK: %[[SIZE:.+]] = memref.load %{{.+}}[%{{.+}}] : memref<?xindex>
+// CHECK: arith.maxsi %[[SIZE]], %{{.+}} : index
+func.func @slice(%x: tensor<?x8xf32>) -> tensor<2x8xf32> {
+  %0 = tensor.extract_slice %x[5, 0] [2, 8] [1, 1] : tensor<?x8xf32> to tensor<2x8xf32>
+  return %0 : tensor<2x8xf32>
+}

@@ -19,6 +19,9 @@ inline constexpr llvm::StringLiteral kWeightArgAttr = "ssm.weight";
 inline constexpr llvm::StringLiteral kNameAttr = "ssm.name";
 /// On a shape function: what its constraints stand for.
 inline constexpr llvm::StringLiteral kConstraintsAttr = "ssm.constraints";
+/// In place of the symbol of a constraint: the first size is at least the
+/// second, which is never less than it.
+inline constexpr llvm::StringLiteral kAtLeast = ">=";
 /// Suffix of a shape function's name.
 inline constexpr llvm::StringLiteral kShapesSuffix = ".shapes";
 /// @}

@@ -77,7 +77,9 @@ def SSMShapeFunctions : Pass<"ssm-shape-functions", "::mlir::ModuleOp"> {
     types leave open. Both numbers of a pair must be equal for `@f` to run; what
     they stand for is listed in the attribute `ssm.constraints`, as
     `[argument, dimension, argument, dimension, "message"]` with -1 where a side
-    is not simply a dimension of an argument.
+    is not simply a dimension of an argument. A message of `>=` marks a bound:
+    the first size must be at least what a slice needs, and the second is the
+    larger of the two. Calls must have been inlined.
 
     The run time sizes outputs and refuses inconsistent arguments with it before
     anything runs.

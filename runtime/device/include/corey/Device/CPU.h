@@ -8,6 +8,7 @@
 #define COREY_DEVICE_CPU_H
 
 #include <atomic>
+#include <csetjmp>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -30,6 +31,8 @@ public:
   /// At least `size` bytes aligned to 64; null when the system has no more.
   void *allocate(size_t size);
   void release(void *pointer);
+  /// Takes back every block that is still in use.
+  void releaseAll();
 
   /// Bytes taken from the system, and how often it was asked.
   size_t bytesReserved() const { return reserved; }
@@ -40,6 +43,7 @@ private:
   /// Four classes per power of two.
   static constexpr unsigned kClasses = 4 * 48;
   Header *lists[kClasses] = {};
+  Header *blocks = nullptr;
   size_t reserved = 0, requests = 0;
 };
 
@@ -53,6 +57,8 @@ struct ChunkSite {
   /// 0: by the policy; otherwise the chunk to use.
   std::atomic<int64_t> requested{0};
   std::atomic<int64_t> lastBatch{0}, lastLength{0}, lastChunk{0};
+  /// Whether the caller had set the chunk of the last call.
+  std::atomic<bool> lastRequested{false};
 };
 
 /// Running statistics of an observed value (Welford's update, in f64).
@@ -83,21 +89,17 @@ struct CallState {
   ProgramState *program = nullptr;
   /// The first error of the call; empty while there is none.
   std::string error;
+  /// Bytes the system did not have; 0 while it has had them all.
+  size_t missingBytes = 0;
+  /// Where run() goes on when there is no memory for an intermediate.
+  std::jmp_buf outOfMemory;
 };
 
-/// Makes a CallState the current one of this thread, and sets the number of
-/// threads of the parallel loops it runs.
-class CallScope {
-public:
-  CallScope(CallState &state, int threads);
-  ~CallScope();
-  CallScope(const CallScope &) = delete;
-  CallScope &operator=(const CallScope &) = delete;
-
-private:
-  CallState *previous;
-  int previousThreads;
-};
+/// Calls `function` with `arguments` on behalf of `state`, with `threads`
+/// threads. Returns false, with missingBytes set, if memory ran out: the call
+/// was left where it stood and its blocks were taken back.
+bool invoke(CallState &state, int threads, void (*function)(void **),
+            void **arguments);
 
 /// Processors this process may run on.
 int hardwareThreads();
