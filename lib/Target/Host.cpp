@@ -264,8 +264,11 @@ static std::vector<llvm::SmallString<0>> splitModule(llvm::Module &module,
   for (llvm::Function &function : module)
     if (!function.isDeclaration())
       functions.push_back({function.getInstructionCount(), &function});
-  llvm::stable_sort(functions,
-                    [](auto &a, auto &b) { return a.first > b.first; });
+  // By size, then by name, so that the parts are the same every time.
+  llvm::sort(functions, [](const auto &a, const auto &b) {
+    return a.first != b.first ? a.first > b.first
+                              : a.second->getName() < b.second->getName();
+  });
   std::vector<unsigned> load(count, 0);
   llvm::DenseMap<const llvm::GlobalValue *, unsigned> part;
   for (auto [size, function] : functions) {
