@@ -28,7 +28,9 @@ check: build
 # The same under AddressSanitizer and UndefinedBehaviorSanitizer.
 check-asan:
 	@COREY_SANITIZE=1 ./cmake/setup-debian.sh
-	@LSAN_OPTIONS=suppressions=$(CURDIR)/test/lsan.supp:print_suppressions=0 $(MAKE) PRESET=asan check
+	@ASAN_OPTIONS=allocator_may_return_null=1 \
+	 LSAN_OPTIONS=suppressions=$(CURDIR)/test/lsan.supp:print_suppressions=0 \
+	 $(MAKE) PRESET=asan check
 
 # The executable with its links and libraries, for machines without LLVM.
 bundle: configure
