@@ -1,4 +1,5 @@
-/*===- plain_scan.c - The plain loop that scans are compared with --*- C -*-===*\
+/*===- plain_scan.c - The plain loop that scans are compared with --*- C
+-*-===*\
 |*
 |* SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 |*
@@ -29,7 +30,8 @@ static void scan(void) {
       step = step > 20 ? step : log1pf(expf(step));
       float input = step * u[t * D + d], sum = 0;
       for (int n = 0; n < N; n++) {
-        float v = expf(step * A[d * N + n]) * h[d * N + n] + input * B[t * N + n];
+        float v =
+            expf(step * A[d * N + n]) * h[d * N + n] + input * B[t * N + n];
         h[d * N + n] = v;
         sum += v * C[t * N + n];
       }
@@ -54,7 +56,8 @@ int main(void) {
     clock_gettime(CLOCK_MONOTONIC, &begin);
     scan();
     clock_gettime(CLOCK_MONOTONIC, &end);
-    printf("%.1f ms\n", (end.tv_sec - begin.tv_sec) * 1e3 + (end.tv_nsec - begin.tv_nsec) * 1e-6);
+    printf("%.1f ms\n", (end.tv_sec - begin.tv_sec) * 1e3 +
+                            (end.tv_nsec - begin.tv_nsec) * 1e-6);
     check += y[run * 1000 + 123];
   }
   return check != check;

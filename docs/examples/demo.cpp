@@ -3,7 +3,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 //===----------------------------------------------------------------------===//
-
 //
 // Compiles a Mamba-1 and a Mamba-2 block once each, binds them to layer 4 of a
 // trained checkpoint and runs them on the hidden states of five texts of

@@ -88,8 +88,8 @@ struct Bufferize : public corey::impl::BufferizeBase<Bufferize> {
   void runOnOperation() override {
     bufferization::OneShotBufferizationOptions options;
     options.bufferizeFunctionBoundaries = true;
-    // What a loop carries may be a new buffer in every iteration; the arena takes
-    // all of them back when the call ends.
+    // What a loop carries may be a new buffer in every iteration; the arena
+    // takes all of them back when the call ends.
     options.allowReturnAllocsFromLoops = true;
     options.setFunctionBoundaryTypeConversion(
         bufferization::LayoutMapOption::InferLayoutMap);

@@ -56,15 +56,15 @@ static std::string identifier(llvm::StringRef name) {
 /// `name` as the name of a parameter: words of C and C++ get an underscore.
 static std::string parameterName(llvm::StringRef name) {
   static const std::set<llvm::StringRef> words = {
-      "auto",     "bool",     "break",    "case",     "catch",   "char",
-      "class",    "const",    "continue", "default",  "delete",  "do",
-      "double",   "else",     "enum",     "extern",   "false",   "float",
-      "for",      "friend",   "goto",     "if",       "inline",  "int",
-      "long",     "namespace", "new",     "operator", "private", "protected",
-      "public",   "register", "restrict", "return",   "short",   "signed",
-      "sizeof",   "static",   "struct",   "switch",   "template", "this",
-      "throw",    "true",     "try",      "typedef",  "typename", "union",
-      "unsigned", "using",    "virtual",  "void",     "volatile", "while"};
+      "auto",     "bool",      "break",    "case",     "catch",    "char",
+      "class",    "const",     "continue", "default",  "delete",   "do",
+      "double",   "else",      "enum",     "extern",   "false",    "float",
+      "for",      "friend",    "goto",     "if",       "inline",   "int",
+      "long",     "namespace", "new",      "operator", "private",  "protected",
+      "public",   "register",  "restrict", "return",   "short",    "signed",
+      "sizeof",   "static",    "struct",   "switch",   "template", "this",
+      "throw",    "true",      "try",      "typedef",  "typename", "union",
+      "unsigned", "using",     "virtual",  "void",     "volatile", "while"};
   std::string text = identifier(name);
   return words.count(text) || llvm::isDigit(text[0]) ? "_" + text : text;
 }
@@ -399,11 +399,13 @@ llvm::Error corey::linkSharedLibrary(llvm::StringRef object,
   std::string message;
   llvm::SmallString<128> log;
   if (llvm::sys::fs::createTemporaryFile("corey-link", "log", log))
-    return makeError("expected a temporary file for the linker's messages, got none");
+    return makeError(
+        "expected a temporary file for the linker's messages, got none");
   llvm::FileRemover removeLog(log);
-  std::optional<llvm::StringRef> redirects[] = {std::nullopt, log.str(), log.str()};
-  int code = llvm::sys::ExecuteAndWait(*driver, arguments, std::nullopt, redirects,
-                                       0, 0, &message);
+  std::optional<llvm::StringRef> redirects[] = {std::nullopt, log.str(),
+                                                log.str()};
+  int code = llvm::sys::ExecuteAndWait(*driver, arguments, std::nullopt,
+                                       redirects, 0, 0, &message);
   if (code && message.empty())
     if (auto buffer = llvm::MemoryBuffer::getFile(log))
       message = (*buffer)->getBuffer().split('\n').first.str();
@@ -430,7 +432,6 @@ static llvm::StringRef cType(mlir::Type type) {
     return "int8_t";
   return "uint8_t";
 }
-
 
 std::string corey::emitCHeader(mlir::ModuleOp module, llvm::StringRef guard) {
   std::string text;

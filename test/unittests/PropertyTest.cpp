@@ -3,7 +3,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 //===----------------------------------------------------------------------===//
-
 //
 // Every draw builds a program of one op with random types, sizes, operands and
 // attributes, compiles it once and runs it for several batches, lengths, chunks

@@ -3,7 +3,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 //===----------------------------------------------------------------------===//
-
 //
 // A case names an op, its attributes and its tensors in a safetensors file. It
 // is turned into a module with dynamic batch and length, compiled and run; the
@@ -158,7 +157,8 @@ private:
       return Status::unsupported("expected a known op, got '" + c.op + "'");
     if (Status status = require(c.inputs, "input", it->second.inputs); !status)
       return status;
-    if (Status status = require(c.outputs, "output", it->second.outputs); !status)
+    if (Status status = require(c.outputs, "output", it->second.outputs);
+        !status)
       return status;
     return (this->*it->second.run)(c);
   }
@@ -172,8 +172,8 @@ private:
       auto [name, rank] = entry.split(':');
       auto it = tensors.find(name.str());
       if (it == tensors.end())
-        return Status::invalidArgument(std::string("expected an ") + kind + " '" +
-                                       name.str() + "', got none");
+        return Status::invalidArgument(std::string("expected an ") + kind +
+                                       " '" + name.str() + "', got none");
       size_t given = it->second.shape().size();
       if (rank == "*" ? given < 1 : std::to_string(given) != rank)
         return Status::invalidArgument(
@@ -506,8 +506,9 @@ static Status runProgram(Context &context, const CompileOptions &options,
   if (Status status = (*executable)->run(info.name, tensors, results); !status)
     return status;
   for (auto [given, known, kind] :
-       {std::tuple<const llvm::json::Object *, const std::vector<ArgumentInfo> *,
-                   const char *>{inputs, &info.inputs, "input"},
+       {std::tuple<const llvm::json::Object *,
+                   const std::vector<ArgumentInfo> *, const char *>{
+            inputs, &info.inputs, "input"},
         {outputs, &info.outputs, "output"}})
     for (auto &[key, value] : *given)
       if (llvm::none_of(*known, [&, &key = key](const ArgumentInfo &a) {
@@ -550,8 +551,9 @@ int corey::runGolden(Context &context, const std::string &folder,
   const llvm::json::Array *cases =
       json->getAsObject() ? json->getAsObject()->getArray("cases") : nullptr;
   if (cases && cases->empty())
-    return reportError(tool, Status::invalidArgument(
-                                 index + ": expected at least one case, got none"));
+    return reportError(tool,
+                       Status::invalidArgument(
+                           index + ": expected at least one case, got none"));
   if (!cases)
     return reportError(
         tool, Status::invalidArgument(
@@ -610,13 +612,15 @@ int corey::runGolden(Context &context, const std::string &folder,
       }
       const llvm::json::Object *fields = description.getAsObject();
       auto role = fields ? fields->getString("role") : std::nullopt;
-      if (role != llvm::StringRef("input") && role != llvm::StringRef("output")) {
-        status = Status::invalidArgument(
-            index + ": case '" + c.name + "': expected tensor '" + key.str() +
-            "' to have the role input or output");
+      if (role != llvm::StringRef("input") &&
+          role != llvm::StringRef("output")) {
+        status = Status::invalidArgument(index + ": case '" + c.name +
+                                         "': expected tensor '" + key.str() +
+                                         "' to have the role input or output");
         break;
       }
-      (role == llvm::StringRef("input") ? c.inputs : c.outputs)[key.str()] = *tensor;
+      (role == llvm::StringRef("input") ? c.inputs : c.outputs)[key.str()] =
+          *tensor;
     }
     if (!status)
       return reportError(tool, status);

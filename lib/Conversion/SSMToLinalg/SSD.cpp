@@ -3,7 +3,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 //===----------------------------------------------------------------------===//
-
 //
 // The matrix form, tile by tile. With a[t] the logarithm of the decay of token
 // t, c its running sum in the tile and Q tokens to a tile, per head:

@@ -3,7 +3,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 //===----------------------------------------------------------------------===//
-
 //
 // A work item is one block of channels, a cache line of them, of one sequence.
 // It walks its tokens chunk by chunk and hands its state, f32, from one chunk

@@ -3,7 +3,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 //===----------------------------------------------------------------------===//
-
 //
 // Polynomials are minimax fits of the relative error on the reduced interval
 // (computed by iteratively reweighted least squares in f64, constant term held

@@ -60,7 +60,8 @@ void *Arena::allocate(size_t size) {
     lists[sizeClass] = block->next;
   } else {
     block = static_cast<Header *>(std::aligned_alloc(
-        kAlignment, kAlignment + (rounded + kAlignment - 1) / kAlignment * kAlignment));
+        kAlignment,
+        kAlignment + (rounded + kAlignment - 1) / kAlignment * kAlignment));
     if (!block)
       return nullptr;
     block->sizeClass = sizeClass;
@@ -106,15 +107,16 @@ static CallState &call() { return currentCall ? *currentCall : defaultCall(); }
 
 /// Runs `function`; a longjmp to state.outOfMemory leaves compiled code, which
 /// has nothing to unwind.
-static bool runGuarded(CallState &state, void (*function)(void **), void **arguments) {
+static bool runGuarded(CallState &state, void (*function)(void **),
+                       void **arguments) {
   if (setjmp(state.outOfMemory))
     return false;
   function(arguments);
   return true;
 }
 
-bool corey::device::invoke(CallState &state, int threads, void (*function)(void **),
-                           void **arguments) {
+bool corey::device::invoke(CallState &state, int threads,
+                           void (*function)(void **), void **arguments) {
   CallState *previous = currentCall;
   int previousThreads = omp_get_max_threads();
   currentCall = &state;
@@ -167,7 +169,8 @@ void *corey_rt_malloc(size_t size) {
     state.missingBytes = size;
     std::longjmp(state.outOfMemory, 1);
   }
-  std::fprintf(stderr, "corey: fatal: out of memory allocating %zu bytes\n", size);
+  std::fprintf(stderr, "corey: fatal: out of memory allocating %zu bytes\n",
+               size);
   std::abort();
 }
 

@@ -171,8 +171,8 @@ void recordNames(ModuleOp module, llvm::StringRef source) {
         continue;
       std::string name = nameAt(source, result.getOwner()->getLoc(), true,
                                 result.getResultNumber());
-      // A number says nothing about a result, and a value returned twice has one
-      // name for the first of its results.
+      // A number says nothing about a result, and a value returned twice has
+      // one name for the first of its results.
       for (unsigned j = 0; j < i; ++j)
         if (auto taken = function.getResultAttrOfType<mlir::StringAttr>(
                 j, ssm::kNameAttr))
@@ -425,8 +425,8 @@ Status Executable::Impl::describe(ModuleOp module) {
       for (const ArgumentInfo &other : list)
         if (other.name == name)
           return Status::compileError("expected the names of @" +
-                                      function.info.name +
-                                      " to differ, got '" + name + "' twice");
+                                      function.info.name + " to differ, got '" +
+                                      name + "' twice");
       if (!tensor || tensor.getEncoding() ||
           !isSupported(tensor.getElementType())) {
         std::string text;
@@ -447,16 +447,17 @@ Status Executable::Impl::describe(ModuleOp module) {
               op.getArgAttrOfType<mlir::StringAttr>(i, ssm::kWeightArgAttr)) {
         auto it = weightIndex.find(attr.getValue());
         if (it == weightIndex.end())
-          return Status::compileError(
-              "expected argument " + std::to_string(i) + " of @" +
-              function.info.name + " to name a weight of the module, got '" +
-              attr.str() + "'");
+          return Status::compileError("expected argument " + std::to_string(i) +
+                                      " of @" + function.info.name +
+                                      " to name a weight of the module, got '" +
+                                      attr.str() + "'");
         function.weights.push_back(it->second);
       } else {
         if (!function.weights.empty())
-          return Status::compileError("expected weights to be the last arguments of @" +
-                                      function.info.name + ", got input " +
-                                      std::to_string(i) + " after one");
+          return Status::compileError(
+              "expected weights to be the last arguments of @" +
+              function.info.name + ", got input " + std::to_string(i) +
+              " after one");
         std::string name = "arg" + std::to_string(i);
         if (auto attr =
                 op.getArgAttrOfType<mlir::StringAttr>(i, ssm::kNameAttr))
@@ -713,9 +714,10 @@ Status Context::exportProgram(std::string_view source, std::string_view format,
   if (Status status = checkOptions(options); !status)
     return status;
   if (llvm::StringRef(path).ends_with(".h"))
-    return Status::invalidArgument("expected an output file that does not end in "
-                                   ".h, which the header takes, got '" +
-                                   path + "'");
+    return Status::invalidArgument(
+        "expected an output file that does not end in "
+        ".h, which the header takes, got '" +
+        path + "'");
   if (format != "o" && format != "so")
     return Status::invalidArgument("expected format 'o' or 'so', got '" +
                                    std::string(format) + "'");
@@ -990,7 +992,8 @@ Status Executable::Impl::computeShapes(const Function &function,
                     .info.name;
       return "dimension " + std::to_string(dim) + " of '" + name + "'";
     };
-    std::string left = side(c.lhsArg, c.lhsDim), right = side(c.rhsArg, c.rhsDim);
+    std::string left = side(c.lhsArg, c.lhsDim),
+                right = side(c.rhsArg, c.rhsDim);
     std::string subject = "@" + function.info.name + ": expected ";
     if (c.symbol == ssm::kAtLeast)
       return Status::invalidArgument(
@@ -1007,9 +1010,9 @@ Status Executable::Impl::computeShapes(const Function &function,
       return Status::invalidArgument(subject + left + " to be " +
                                      std::to_string(rhs) + ", got " +
                                      std::to_string(lhs));
-    return Status::invalidArgument(subject + left + " to equal " + right + symbol +
-                                   ", " + std::to_string(rhs) + ", got " +
-                                   std::to_string(lhs));
+    return Status::invalidArgument(subject + left + " to equal " + right +
+                                   symbol + ", " + std::to_string(rhs) +
+                                   ", got " + std::to_string(lhs));
   }
   return Status::ok();
 }
@@ -1129,7 +1132,8 @@ Status Executable::Impl::execute(const Function &function, const Tensor *inputs,
       point(weights[i].info.shape.size());
     for (const ArgumentInfo &info : function.info.outputs)
       point(info.shape.size());
-    if (!device::invoke(call.state, *threads, function.invoke, call.pointers.data()))
+    if (!device::invoke(call.state, *threads, function.invoke,
+                        call.pointers.data()))
       status = Status::outOfMemory("@" + function.info.name + ": expected " +
                                    std::to_string(call.state.missingBytes) +
                                    " bytes for an intermediate, got none");

@@ -59,7 +59,8 @@ struct SSMInlinerInterface : public DialectInlinerInterface {
   explicit SSMInlinerInterface(Dialect *dialect)
       : DialectInlinerInterface(dialect) {}
 
-  bool isLegalToInline(Operation *, Region *, bool, IRMapping &) const override {
+  bool isLegalToInline(Operation *, Region *, bool,
+                       IRMapping &) const override {
     return true;
   }
   bool isLegalToInline(Region *, Region *, bool, IRMapping &) const override {

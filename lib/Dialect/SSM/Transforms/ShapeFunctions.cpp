@@ -50,9 +50,9 @@ struct SSMShapeFunctions
                << "expected a name that does not start with '" << prefix
                << "', got '" << name << "'";
     if (name == "malloc" || name == "free")
-      return function.emitOpError()
-             << "expected a name other than that of an allocation function, got '"
-             << name << "'";
+      return function.emitOpError() << "expected a name other than that of an "
+                                       "allocation function, got '"
+                                    << name << "'";
     WalkResult result = function.walk([](func::CallOp call) {
       call.emitOpError() << "expected calls that can be inlined, got one of @"
                          << call.getCallee();
@@ -275,7 +275,8 @@ struct SSMShapeFunctions
     for (auto slice :
          function.getBody().front().getOps<tensor::ExtractSliceOp>()) {
       Location loc = slice.getLoc();
-      auto offsets = slice.getStaticOffsets(), strides = slice.getStaticStrides();
+      auto offsets = slice.getStaticOffsets(),
+           strides = slice.getStaticStrides();
       for (auto [dim, size] : llvm::enumerate(slice.getMixedSizes())) {
         if (ShapedType::isDynamic(offsets[dim]) ||
             ShapedType::isDynamic(strides[dim]) ||
@@ -286,14 +287,15 @@ struct SSMShapeFunctions
         };
         // offset + (size - 1) stride + 1
         Value count = getValueOrCreateConstantIndexOp(builder, loc, size);
-        Value last = builder.createOrFold<arith::AddIOp>(loc, count, constant(-1));
+        Value last =
+            builder.createOrFold<arith::AddIOp>(loc, count, constant(-1));
         if (strides[dim] != 1)
           last = builder.createOrFold<arith::MulIOp>(loc, last,
                                                      constant(strides[dim]));
         Value end = builder.createOrFold<arith::AddIOp>(
             loc, last, constant(offsets[dim] + 1));
-        constraints.push_back({slice.getSource(), static_cast<int64_t>(dim), end,
-                               0, 0, kAtLeast.str()});
+        constraints.push_back({slice.getSource(), static_cast<int64_t>(dim),
+                               end, 0, 0, kAtLeast.str()});
       }
     }
   }
