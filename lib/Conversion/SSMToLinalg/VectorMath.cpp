@@ -117,20 +117,25 @@ Value LoopEmitter::exp2(Value x, bool nonPositive) {
   return scaleByBits(*this, horner(*this, remainder, kExp2), bits);
 }
 
+/// e^x = 2^n e^r with n = round(x / ln 2) and r = x - n ln 2, taken off in two
+/// steps. Returns e^r; `bits` gets n as roundToInteger() gives it.
+static Value reducedExp(LoopEmitter &e, Value x, Value &bits) {
+  Value scaled = arith::MulFOp::create(e.b, e.loc, x,
+                                       e.constantLike(x, 1.44269504088896341));
+  Value rounded;
+  bits = roundToInteger(e, scaled, rounded).first;
+  Value r = e.fma(rounded, e.constantLike(x, -0.693359375), x);
+  r = e.fma(rounded, e.constantLike(x, 2.12194440e-4), r);
+  return horner(e, r, kExp);
+}
+
 Value LoopEmitter::exp(Value x) {
-  // n = round(x / ln 2), r = x - n ln 2 in two steps, e^x = 2^n e^r. The scale
-  // is applied in two halves so that denormal results round once, correctly,
-  // and overflow gives infinity.
+  // The scale is applied in two halves so that denormal results round once,
+  // correctly, and overflow gives infinity.
   Value original = x;
   x = clamp(*this, x, -104.0, 89.0);
-  Value scaled =
-      arith::MulFOp::create(b, loc, x, constantLike(x, 1.44269504088896341));
-  Value rounded;
-  auto [bits, unused] = roundToInteger(*this, scaled, rounded);
-  (void)unused;
-  Value r = fma(rounded, constantLike(x, -0.693359375), x);
-  r = fma(rounded, constantLike(x, 2.12194440e-4), r);
-  Value p = horner(*this, r, kExp);
+  Value bits;
+  Value p = reducedExp(*this, x, bits);
   Type integer = bits.getType();
   // The sign-extended integer, then its halves.
   Value n = arith::SubIOp::create(b, loc, bits,
@@ -153,15 +158,9 @@ Value LoopEmitter::exp(Value x) {
 }
 
 Value LoopEmitter::expNonPositive(Value x) {
-  x = clampLow(*this, x, -87.0);
-  Value scaled =
-      arith::MulFOp::create(b, loc, x, constantLike(x, 1.44269504088896341));
-  Value rounded;
-  auto [bits, unused] = roundToInteger(*this, scaled, rounded);
-  (void)unused;
-  Value r = fma(rounded, constantLike(x, -0.693359375), x);
-  r = fma(rounded, constantLike(x, 2.12194440e-4), r);
-  return scaleByBits(*this, horner(*this, r, kExp), bits);
+  Value bits;
+  Value p = reducedExp(*this, clampLow(*this, x, -87.0), bits);
+  return scaleByBits(*this, p, bits);
 }
 
 Value LoopEmitter::softplus(Value x) {
