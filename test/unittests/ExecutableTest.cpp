@@ -643,11 +643,14 @@ TEST(CompileErrorsDeathTest, VectorsTheHostLacks) {
         options.vectorBits = 512;
         Expected<std::shared_ptr<Executable>> executable =
             newContext()->compile(BlockSource, options);
-        std::vector<Tensor> outputs;
-        bool ok =
-            executable
-                ? (*executable)->run("main", blockInputs(2, 9), outputs).isOk()
-                : executable.status().code() != StatusCode::Internal;
+        // Export generates code as well, and must refuse the same.
+        const std::string expected =
+            "expected vectorBits to be 0 or 256 on a processor without "
+            "AVX-512, got 512";
+        Status exported = newContext()->exportProgram(
+            BlockSource, "o", testing::TempDir() + "wide.o", "", options);
+        bool ok = !executable && executable.status().message() == expected &&
+                  exported.message() == expected;
         std::exit(ok ? 0 : 1);
       },
       testing::ExitedWithCode(0), "");

@@ -237,6 +237,16 @@ Status checkOptions(const CompileOptions &options) {
   return parsePolicy(options.policy).status();
 }
 
+/// What only code generation asks of the options: the host must have the
+/// registers. Emitting IR for wider ones is fine.
+Status checkHost(const CompileOptions &options) {
+  if (options.vectorBits == 512 &&
+      !llvm::sys::getHostCPUFeatures().lookup("avx512f"))
+    return Status::invalidArgument("expected vectorBits to be 0 or 256 on a "
+                                   "processor without AVX-512, got 512");
+  return Status::ok();
+}
+
 Status toStatus(llvm::Error error) {
   return error ? Status::compileError(llvm::toString(std::move(error)))
                : Status::ok();
@@ -597,10 +607,8 @@ Context::compile(std::string_view source, const CompileOptions &options,
                  std::string_view name) {
   if (Status status = checkOptions(options); !status)
     return status;
-  if (options.vectorBits == 512 &&
-      !llvm::sys::getHostCPUFeatures().lookup("avx512f"))
-    return Status::invalidArgument("expected vectorBits to be 0 or 256 on a "
-                                   "processor without AVX-512, got 512");
+  if (Status status = checkHost(options); !status)
+    return status;
   std::lock_guard<std::mutex> lock(impl->mutex);
   Stopwatch watch;
   auto module = parse(impl->mlir, source, name);
@@ -712,6 +720,8 @@ Status Context::exportProgram(std::string_view source, std::string_view format,
                               const CompileOptions &options,
                               std::string_view name) {
   if (Status status = checkOptions(options); !status)
+    return status;
+  if (Status status = checkHost(options); !status)
     return status;
   if (llvm::StringRef(path).ends_with(".h"))
     return Status::invalidArgument(
