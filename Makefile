@@ -27,7 +27,7 @@ check: build
 
 # The same under AddressSanitizer and UndefinedBehaviorSanitizer.
 check-asan:
-	@COREY_SANITIZE=1 ./cmake/setup-debian.sh
+	@./cmake/setup-debian.sh
 	@ASAN_OPTIONS=allocator_may_return_null=1 \
 	 LSAN_OPTIONS=suppressions=$(CURDIR)/test/lsan.supp:print_suppressions=0 \
 	 $(MAKE) PRESET=asan check

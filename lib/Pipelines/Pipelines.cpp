@@ -33,6 +33,7 @@ static void addPhase(OpPassManager &pm, const CPUPipelineOptions &options,
   case CPUPhase::Bound: {
     ssm::SSMBindChunksOptions bind;
     bind.policy = options.policy;
+    bind.observe = options.observe;
     pm.addPass(ssm::createSSMBindChunks(bind));
     pm.addPass(ssm::createSSMWeightsToArguments());
     pm.addPass(ssm::createSSMShapeFunctions());

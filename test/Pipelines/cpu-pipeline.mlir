@@ -8,7 +8,7 @@
 
 // The options reach the passes.
 // RUN: corey-opt %s --corey-cpu-pipeline="vector-bits=512 policy=static:64" --dump-pass-pipeline 2>&1 >/dev/null | FileCheck %s --check-prefix=OPTIONS
-// OPTIONS: ssm-bind-chunks{policy=static:64}
+// OPTIONS: ssm-bind-chunks{observe=false policy=static:64}
 // OPTIONS: convert-ssm-to-linalg{vector-bits=512}
 // OPTIONS: corey-expand-math{vector-bits=512}
 

@@ -602,15 +602,24 @@ TEST(CompileErrors, Options) {
     change(options);
     return options;
   };
-  for (const char *policy :
-       {"", "greedy", "static", "static:", "static:0", "static:-4", "static:x",
-        "static:4x", "Unsplit", "static:99999999999999999999"})
+  for (const char *policy : {"", "greedy", "Unsplit"})
     EXPECT_FAILS(
         context->compile(AddSource,
                          with([&](CompileOptions &o) { o.policy = policy; })),
         InvalidArgument,
-        std::string("expected policy 'unsplit' or 'static:<tokens>', got '") +
+        std::string("expected a policy of unsplit, static, entropy, sampled, "
+                    "token, midpoint, random, cheap, variance, kurtosis, "
+                    "guarded, table, cost-model, measured, got '") +
             policy + "'");
+  for (const char *chunk : {"0", "-4", "x", "4x", "99999999999999999999"})
+    EXPECT_FAILS(
+        context->compile(AddSource, with([&](CompileOptions &o) {
+                           o.policy = std::string("static:") + chunk;
+                         })),
+        InvalidArgument,
+        std::string("policy 'static': expected chunk to be an integer from 1 "
+                    "to 1099511627776, got '") +
+            chunk + "'");
   for (int bits : {128, -1, 1024, 1})
     EXPECT_FAILS(
         context->compile(AddSource,
@@ -1020,7 +1029,9 @@ TEST(Chunks, SetAndReport) {
 }
 
 TEST(Chunks, Unsplit) {
-  std::shared_ptr<Executable> executable = compile(ScanSource);
+  CompileOptions options;
+  options.policy = "unsplit";
+  std::shared_ptr<Executable> executable = compile(ScanSource, options);
   EXPECT_EQ(executable->chunks()[0].reason, "policy unsplit");
   std::vector<Tensor> outputs;
   ASSERT_OK(executable->run("main", scanInputs(2, 40), outputs));

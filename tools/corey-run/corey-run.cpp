@@ -82,8 +82,12 @@ int corey::coreyRunMain(int argc, char **argv) {
                               cl::desc("Chunk of a site, in tokens: site=n"),
                               cl::value_desc("site=n"), cl::cat(category));
   cl::opt<std::string> policy(
-      "policy", cl::desc("Chunk policy: unsplit (default), static:<n>"),
-      cl::init("unsplit"), cl::cat(category));
+      "policy",
+      cl::desc("Who chooses chunks: measured (default), cost-model, unsplit, "
+               "static:<n>, entropy, sampled, token, guarded[:inner=[...]], "
+               "table[:<file>], midpoint, random, cheap, variance, kurtosis; "
+               "options follow as name:key=value,..."),
+      cl::value_desc("policy"), cl::init("measured"), cl::cat(category));
   cl::opt<int> vectorBits(
       "vector-bits",
       cl::desc(

@@ -32,6 +32,11 @@ struct CPUPipelineOptions
       llvm::cl::desc("Scheduler policy recorded at every bound chunk; empty "
                      "(default) leaves the choice to the run time."),
       llvm::cl::init("")};
+  Option<bool> observe{
+      *this, "observe",
+      llvm::cl::desc("Observe the input of every bound scan, for policies that "
+                     "decide on statistics."),
+      llvm::cl::init(false)};
 };
 
 /// The phases of the CPU pipeline, in order. `corey-run --emit=<phase>` prints

@@ -22,6 +22,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "LoweringUtils.h"
+#include "corey/Conversion/SSMToLinalg/SSMToLinalg.h"
 #include "mlir/Dialect/Vector/IR/VectorOps.h"
 #include <numeric>
 
@@ -31,9 +32,21 @@ using namespace corey::ssm;
 
 static constexpr double kLog2E = 1.44269504088896340736;
 
-namespace {
 /// Tokens of a tile.
-constexpr int64_t kTile = 64;
+static constexpr int64_t kTile = 64;
+
+CPUWorkItem corey::getSSDWorkItem(int64_t heads, int64_t groups) {
+  // Heads of one group that share C B^T: enough to make it cheap, few enough to
+  // leave work for every thread.
+  int64_t perGroup = heads / groups, block = 1;
+  for (int64_t i = 1; i <= std::min<int64_t>(10, llvm::divideCeil(perGroup, 4));
+       ++i)
+    if (perGroup % i == 0)
+      block = i;
+  return {block, kTile};
+}
+
+namespace {
 /// Rows of a register block of the products.
 constexpr int64_t kRows = 4;
 /// Up to this many tokens the recurrence is cheaper than one tile.
@@ -63,14 +76,8 @@ public:
   }
 
   void emit(const Sequences &sequences, Value chunk) {
-    // Heads of one group that share C B^T: enough to make it cheap, few enough
-    // to leave work for every thread.
     int64_t perGroup = heads / groups;
-    int64_t block = 1;
-    for (int64_t i = 1;
-         i <= std::min<int64_t>(10, llvm::divideCeil(perGroup, 4)); ++i)
-      if (perGroup % i == 0)
-        block = i;
+    int64_t block = getSSDWorkItem(heads, groups).channels;
     e.parallel(
         {sequences.count, e.index(groups), e.index(perGroup / block)},
         [&](ValueRange ivs) {

@@ -25,6 +25,9 @@ using namespace mlir;
 using namespace corey;
 using namespace corey::ssm;
 
+/// What corey_rt_observe takes.
+static constexpr int64_t kMaxObservedRank = 8;
+
 namespace {
 /// Address of a NUL-terminated constant with the name of a site, as i64.
 Value siteAddress(OpLowering &e, FlatSymbolRefAttr site) {
@@ -49,14 +52,13 @@ struct BindChunkLowering : public SSMLowering<BindChunkOp> {
   using SSMLowering::SSMLowering;
   LogicalResult matchAndRewrite(BindChunkOp op,
                                 PatternRewriter &rewriter) const override {
-    // The policy of the site, as the chunk it gives where nobody sets one.
+    // Who runs the program asks the site's policy. A constant also serves where
+    // there is nobody to ask.
     int64_t fallback = 0;
     StringRef policy = op.getPolicy().value_or("");
-    if (policy.consume_front("static:")
-            ? policy.getAsInteger(10, fallback) || fallback < 1
-            : !policy.empty() && policy != "unsplit")
-      return op.emitOpError(
-                 "expected policy 'unsplit' or 'static:<tokens>', got '")
+    if (policy.consume_front("static:") &&
+        (policy.getAsInteger(10, fallback) || fallback < 1))
+      return op.emitOpError("expected a policy 'static:<tokens>', got '")
              << *op.getPolicy() << "'";
     OpLowering e(rewriter, op, target);
     Value chunk =
@@ -70,30 +72,42 @@ struct BindChunkLowering : public SSMLowering<BindChunkOp> {
   }
 };
 
-/// Statistics are gathered row by row by the run-time library.
+/// Statistics are gathered by the run-time library, of the whole tensor at once.
 struct ObserveLowering : public SSMLowering<ObserveOp> {
   using SSMLowering::SSMLowering;
   LogicalResult matchAndRewrite(ObserveOp op,
                                 PatternRewriter &rewriter) const override {
-    OpLowering e(rewriter, op, target);
     auto type = cast<RankedTensorType>(op.getX().getType());
+    int64_t rank = type.getRank();
+    if (rank > kMaxObservedRank)
+      return op.emitOpError("expected a tensor of rank at most ")
+             << kMaxObservedRank << ", got rank " << rank;
+    OpLowering e(rewriter, op, target);
     Value x = e.buffer(op.getX());
-    Value site = siteAddress(e, op.getSiteAttr());
+    // Sizes and strides lie on the stack of the function, once per op: the op
+    // may be in a loop.
+    Value layout;
+    {
+      OpBuilder::InsertionGuard guard(e.b);
+      e.b.setInsertionPointToStart(
+          &op->getParentOfType<FunctionOpInterface>().getFunctionBody().front());
+      layout = memref::AllocaOp::create(
+          e.b, e.loc, MemRefType::get({2 * rank}, e.b.getI64Type()));
+    }
+    auto metadata = memref::ExtractStridedMetadataOp::create(e.b, e.loc, x);
+    for (int64_t i = 0; i < rank; ++i) {
+      memref::StoreOp::create(e.b, e.loc, e.toI64(e.dim(x, i)), layout,
+                              ValueRange{e.index(i)});
+      memref::StoreOp::create(e.b, e.loc, e.toI64(metadata.getStrides()[i]),
+                              layout, ValueRange{e.index(rank + i)});
+    }
     // An element type as its width; bf16 is told from f16 by a negative width.
     int64_t width = type.getElementTypeBitWidth();
     Value code = e.toI64(
         e.index(isa<BFloat16Type>(type.getElementType()) ? -width : width));
-    int64_t rank = type.getRank();
-    e.serialOver(x, std::max<int64_t>(rank - 1, 0), [&](ValueRange ivs) {
-      auto metadata = memref::ExtractStridedMetadataOp::create(e.b, e.loc, x);
-      Value offset = e.index(0);
-      for (auto [i, iv] : llvm::enumerate(ivs))
-        offset = e.add(offset, e.mul(iv, metadata.getStrides()[i]));
-      Value address = arith::AddIOp::create(e.b, e.loc, e.address(x),
-                                            e.toI64(e.mul(offset, width / 8)));
-      Value count = rank ? e.dim(x, rank - 1) : e.index(1);
-      e.callRuntime("corey_rt_observe", {site, address, e.toI64(count), code});
-    });
+    e.callRuntime("corey_rt_observe",
+                  {siteAddress(e, op.getSiteAttr()), e.address(x),
+                   e.address(layout), e.toI64(e.index(rank)), code});
     rewriter.replaceOp(op, op.getX());
     return success();
   }

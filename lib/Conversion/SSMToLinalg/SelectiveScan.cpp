@@ -21,6 +21,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "LoweringUtils.h"
+#include "corey/Conversion/SSMToLinalg/SSMToLinalg.h"
 
 using namespace mlir;
 using namespace corey;
@@ -35,6 +36,10 @@ static constexpr int64_t kTile = 32;
 /// Tokens ahead of which rows are prefetched. Consecutive tokens of a channel
 /// are a row apart, too far for the hardware to guess.
 static constexpr int64_t kPrefetch = 12;
+
+CPUWorkItem corey::getScanWorkItem(int64_t channels, int64_t groups) {
+  return {std::min(kBlock, std::max<int64_t>(channels / groups, 1)), kTile};
+}
 
 namespace {
 //===----------------------------------------------------------------------===//

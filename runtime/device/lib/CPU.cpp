@@ -7,12 +7,13 @@
 #include "corey/Device/CPU.h"
 #include "corey/Device/RuntimeABI.h"
 #include <algorithm>
-#include <cmath>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <omp.h>
 
+using namespace corey;
 using namespace corey::device;
 
 //===----------------------------------------------------------------------===//
@@ -121,10 +122,16 @@ bool corey::device::invoke(CallState &state, int threads,
   int previousThreads = omp_get_max_threads();
   currentCall = &state;
   state.missingBytes = 0;
+  state.threads = threads;
+  state.seen.clear();
   omp_set_num_threads(threads);
   bool finished = runGuarded(state, function, arguments);
   currentCall = previous;
   omp_set_num_threads(previousThreads);
+  if (finished)
+    for (const CallState::Seen &seen : state.seen)
+      state.program->observations[seen.observation]->publish(seen.statistics,
+                                                             seen.milliseconds);
   return finished;
 }
 
@@ -141,17 +148,45 @@ static void fail(std::string message) {
     state.error = std::move(message);
 }
 
-void SiteStatistics::add(double value) {
-  if (!std::isfinite(value)) {
-    ++nonFinite;
+//===----------------------------------------------------------------------===//
+// Sites
+//===----------------------------------------------------------------------===//
+
+void ProgramState::addChunk(std::unique_ptr<scheduler::Site> site) {
+  chunkIndex[site->info().name] = chunks.size();
+  chunks.push_back(std::move(site));
+}
+
+void ProgramState::addObservation(std::unique_ptr<ObservationSite> site) {
+  observationIndex[site->name] = observations.size();
+  observations.push_back(std::move(site));
+}
+
+scheduler::Site *ProgramState::findChunk(std::string_view name) const {
+  auto it = chunkIndex.find(name);
+  return it == chunkIndex.end() ? nullptr : chunks[it->second].get();
+}
+
+void ObservationSite::publish(const scheduler::Statistics &s, double ms) {
+  if (target)
+    target->publish(s, ms);
+  std::lock_guard<std::mutex> lock(mutex);
+  ++calls;
+  last = s;
+  lastMs = ms;
+  if (s.usable())
+    entropy.update(s.entropy.value());
+  nonFinite += s.nonFinite();
+  if (!s.count)
     return;
-  }
-  min = count ? std::min(min, value) : value;
-  max = count ? std::max(max, value) : value;
-  ++count;
-  double delta = value - mean;
-  mean += delta / static_cast<double>(count);
-  m2 += delta * (value - mean);
+  min = count ? std::min(min, s.min) : s.min;
+  max = count ? std::max(max, s.max) : s.max;
+  // Chan's update of two sets.
+  double n = static_cast<double>(count), k = static_cast<double>(s.count);
+  double delta = s.mean - mean;
+  mean += delta * (k / (n + k));
+  m2 += s.variance * k + delta * delta * (n * k / (n + k));
+  count += s.count;
 }
 
 //===----------------------------------------------------------------------===//
@@ -178,64 +213,56 @@ void corey_rt_free(void *pointer) { call().arena.release(pointer); }
 
 int64_t corey_rt_chunk(int64_t site, int64_t batch, int64_t length,
                        int64_t fallback) {
-  ProgramState *program = call().program;
-  if (fallback <= 0 && program)
-    fallback = program->defaultChunk;
-  int64_t chunk = fallback > 0 ? fallback : std::max<int64_t>(length, 1);
-  if (!program)
-    return chunk;
-  const char *name = reinterpret_cast<const char *>(site);
-  for (auto &entry : program->chunks) {
-    if (entry->name != name)
-      continue;
-    int64_t requested = entry->requested.load(std::memory_order_relaxed);
-    if (requested > 0)
-      chunk = requested;
-    entry->lastRequested.store(requested > 0, std::memory_order_relaxed);
-    entry->lastBatch.store(batch, std::memory_order_relaxed);
-    entry->lastLength.store(length, std::memory_order_relaxed);
-    entry->lastChunk.store(chunk, std::memory_order_relaxed);
-    break;
-  }
-  return chunk;
+  CallState &state = call();
+  if (state.program)
+    if (scheduler::Site *found = state.program->findChunk(
+            reinterpret_cast<const char *>(site)))
+      return std::max<int64_t>(
+          found->decide(batch, length, state.threads).chunk, 1);
+  return fallback > 0 ? fallback : std::max<int64_t>(length, 1);
 }
 
-static double widen(const void *address, int64_t index, int64_t width) {
-  if (width == 32)
-    return static_cast<const float *>(address)[index];
-  uint16_t bits = static_cast<const uint16_t *>(address)[index];
-  if (width < 0) {
-    uint32_t wide = uint32_t(bits) << 16;
-    float value;
-    std::memcpy(&value, &wide, sizeof value);
-    return value;
-  }
-  int exponent = bits >> 10 & 31, mantissa = bits & 1023;
-  double sign = bits >> 15 ? -1.0 : 1.0;
-  if (exponent == 31)
-    return mantissa ? NAN : sign * INFINITY;
-  if (exponent == 0)
-    return sign * std::ldexp(mantissa, -24);
-  return sign * std::ldexp(mantissa + 1024, exponent - 25);
-}
-
-void corey_rt_observe(int64_t site, int64_t address, int64_t count,
-                      int64_t width) {
-  ProgramState *program = call().program;
-  if (!program)
+void corey_rt_observe(int64_t site, int64_t address, int64_t layout,
+                      int64_t rank, int64_t width) {
+  CallState &state = call();
+  if (!state.program)
     return;
-  const char *name = reinterpret_cast<const char *>(site);
-  std::lock_guard<std::mutex> lock(program->statisticsMutex);
-  auto it =
-      std::find_if(program->statistics.begin(), program->statistics.end(),
-                   [&](const SiteStatistics &s) { return s.name == name; });
-  if (it == program->statistics.end()) {
-    program->statistics.emplace_back();
-    it = program->statistics.end() - 1;
-    it->name = name;
+  auto it = state.program->observationIndex.find(
+      reinterpret_cast<const char *>(site));
+  if (it == state.program->observationIndex.end())
+    return;
+  ObservationSite &observation = *state.program->observations[it->second];
+  state.estimators.resize(state.program->observations.size());
+  std::unique_ptr<scheduler::Estimator> &estimator =
+      state.estimators[it->second];
+  if (!estimator) {
+    Expected<scheduler::Estimator> made =
+        scheduler::Estimator::create(observation.options);
+    if (!made)
+      return fail(made.status().message());
+    estimator = std::make_unique<scheduler::Estimator>(std::move(*made));
   }
-  for (int64_t i = 0; i < count; ++i)
-    it->add(widen(reinterpret_cast<const void *>(address), i, width));
+  if (observation.target &&
+      !estimator->wantsLayer(observation.target->info().layer))
+    return;
+  scheduler::TensorView view;
+  view.data = reinterpret_cast<const void *>(address);
+  view.type = width == 32   ? scheduler::ElementType::F32
+              : width == 16 ? scheduler::ElementType::F16
+                            : scheduler::ElementType::BF16;
+  view.rank = static_cast<int>(rank);
+  const int64_t *sizes = reinterpret_cast<const int64_t *>(layout);
+  std::copy(sizes, sizes + rank, view.shape);
+  std::copy(sizes + rank, sizes + 2 * rank, view.strides);
+  auto start = std::chrono::steady_clock::now();
+  Expected<scheduler::Statistics> statistics = estimator->estimate(view);
+  if (!statistics)
+    return fail("site '" + observation.name +
+                "': " + statistics.status().message());
+  state.seen.push_back({it->second, *statistics,
+                        std::chrono::duration<double, std::milli>(
+                            std::chrono::steady_clock::now() - start)
+                            .count()});
 }
 
 void corey_rt_bad_index(int64_t index, int64_t limit) {

@@ -311,6 +311,13 @@ corey_status corey_set_chunk(corey_executable *executable, const char *site,
   return record(executable->impl->setChunk(site, chunk));
 }
 
+corey_status corey_set_policy(corey_executable *executable, const char *site,
+                              const char *policy) {
+  if (!executable || !policy)
+    return missing(!executable ? "an executable" : "a policy");
+  return record(executable->impl->setPolicy(site ? site : "", policy));
+}
+
 corey_status corey_get_chunk(const corey_executable *executable,
                              const char *site, corey_chunk *chunk) {
   if (!executable || !site || !chunk)
@@ -319,7 +326,8 @@ corey_status corey_get_chunk(const corey_executable *executable,
                                : "a place for the chunk");
   for (const ChunkInfo &info : executable->impl->chunks())
     if (info.site == site) {
-      *chunk = {info.requested, info.batch, info.length, info.chunk};
+      *chunk = {info.requested, info.batch,       info.length,
+                info.chunk,     info.predictedMs, info.usedData};
       return COREY_OK;
     }
   return record(Status::notFound(std::string("expected a chunk site, got '") +

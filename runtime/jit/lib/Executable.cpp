@@ -7,10 +7,13 @@
 #include "corey/Executable.h"
 #include "corey/Device/CPU.h"
 #include "corey/Device/RuntimeABI.h"
+#include "corey/Conversion/SSMToLinalg/SSMToLinalg.h"
 #include "corey/Dialect/SSM/IR/SSMOps.h"
 #include "corey/Dialect/SSM/Transforms/Passes.h"
 #include "corey/InitAll.h"
 #include "corey/Pipelines/Pipelines.h"
+#include "corey/Scheduler/Policy.h"
+#include "corey/Scheduler/Site.h"
 #include "corey/Target/Host.h"
 #include "mlir/Bytecode/BytecodeReader.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
@@ -213,16 +216,17 @@ Status runPipeline(ModuleOp module, const CPUPipelineOptions &options,
   return Status::ok();
 }
 
-Expected<int64_t> parsePolicy(const std::string &policy) {
-  llvm::StringRef text(policy);
-  if (text == "unsplit")
-    return int64_t(0);
-  int64_t chunk;
-  if (text.consume_front("static:") && !text.getAsInteger(10, chunk) &&
-      chunk > 0)
-    return chunk;
-  return Status::invalidArgument(
-      "expected policy 'unsplit' or 'static:<tokens>', got '" + policy + "'");
+/// What policies decide with: the shipped table under the user's, and the shipped
+/// cost models.
+Expected<scheduler::PolicyContext> policyContext() {
+  Expected<scheduler::ChunkTable> table =
+      scheduler::ChunkTable::shippedAndCached();
+  if (!table)
+    return table.takeStatus();
+  scheduler::PolicyContext context;
+  context.table =
+      std::make_shared<scheduler::ChunkTable>(std::move(*table));
+  return context;
 }
 
 Status checkOptions(const CompileOptions &options) {
@@ -234,7 +238,7 @@ Status checkOptions(const CompileOptions &options) {
   if (options.optLevel < 0 || options.optLevel > 3)
     return Status::invalidArgument("expected optLevel to be from 0 to 3, got " +
                                    std::to_string(options.optLevel));
-  return parsePolicy(options.policy).status();
+  return Status::ok();
 }
 
 /// What only code generation asks of the options: the host must have the
@@ -350,6 +354,8 @@ struct Executable::Impl {
   std::vector<ArgumentInfo> weightInfos;
   std::vector<Weight> weights;
   std::string name, prefix, policy, cpu;
+  /// What the policies of the sites decide with.
+  scheduler::PolicyContext policies;
   /// The context's.
   std::shared_ptr<std::atomic<int>> threads;
   std::vector<PhaseTime> times;
@@ -359,6 +365,7 @@ struct Executable::Impl {
   size_t reserved = 0, requests = 0;
 
   Status describe(ModuleOp module);
+  Status addSites(ModuleOp module);
   Status load(ModuleOp module, const CompileOptions &options, Stopwatch &watch);
 
   const Function *find(std::string_view name) const {
@@ -511,12 +518,116 @@ Status Executable::Impl::describe(ModuleOp module) {
   if (functions.empty())
     return Status::compileError(
         name + ": expected at least one public function with a body, got none");
-  module.walk([&](ssm::BindChunkOp op) {
-    for (auto &site : program.chunks)
-      if (site->name == op.getSite())
-        return;
-    program.chunks.push_back(std::make_unique<device::ChunkSite>(
-        op.getSite().str(), op.getPolicy() ? op.getPolicy()->str() : policy));
+  return Status::ok();
+}
+
+/// The kernels that the CPU lowering makes of a scan: one.
+static std::vector<scheduler::Variant>
+cpuVariants(const scheduler::Problem &problem) {
+  CPUWorkItem item = problem.op == scheduler::OpKind::SSD
+                         ? getSSDWorkItem(problem.channels, problem.groups)
+                         : getScanWorkItem(problem.channels, problem.groups);
+  scheduler::Variant variant;
+  variant.itemChannels = item.channels;
+  variant.tile = item.tile;
+  return {variant};
+}
+
+static scheduler::Device cpuDevice(int threads) {
+  return {"cpu-" + llvm::sys::getHostCPUName().str(), threads};
+}
+
+scheduler::Device Context::schedulerDevice() const {
+  return cpuDevice(*impl->threads);
+}
+
+std::vector<scheduler::Variant>
+Context::variants(const scheduler::Problem &problem) const {
+  return cpuVariants(problem);
+}
+
+/// The sizes of a scan and the kernels there are for it.
+static void describeScan(mlir::Operation *op, scheduler::SiteInfo &info) {
+  auto shapeOf = [](mlir::Value value) {
+    return llvm::cast<mlir::RankedTensorType>(value.getType()).getShape();
+  };
+  auto sizeOf = [](int64_t size) {
+    return mlir::ShapedType::isDynamic(size) ? -1 : size;
+  };
+  scheduler::Problem &problem = info.problem;
+  mlir::Type element;
+  if (auto scan = llvm::dyn_cast<ssm::SelectiveScanOp>(op)) {
+    problem.op = scheduler::OpKind::SelectiveScan;
+    problem.channels = sizeOf(shapeOf(scan.getU())[2]);
+    problem.states = sizeOf(shapeOf(scan.getA())[1]);
+    problem.groups = sizeOf(shapeOf(scan.getB())[2]);
+    element = scan.getU().getType().getElementType();
+  } else if (auto ssd = llvm::dyn_cast<ssm::SSDOp>(op)) {
+    problem.op = scheduler::OpKind::SSD;
+    problem.channels = sizeOf(shapeOf(ssd.getX())[2]);
+    problem.headDim = sizeOf(shapeOf(ssd.getX())[3]);
+    problem.states = sizeOf(shapeOf(ssd.getB())[3]);
+    problem.groups = sizeOf(shapeOf(ssd.getB())[2]);
+    element = ssd.getX().getType().getElementType();
+  } else {
+    return;
+  }
+  problem.type = element.isF16()    ? scheduler::ElementType::F16
+                 : element.isBF16() ? scheduler::ElementType::BF16
+                                    : scheduler::ElementType::F32;
+  if (problem.channels > 0 && problem.groups > 0)
+    info.variants = cpuVariants(problem);
+}
+
+/// Makes the sites of a module after the Bound phase, and has the input of a scan
+/// observed where its policy decides on it.
+Status Executable::Impl::addSites(ModuleOp module) {
+  llvm::SmallVector<ssm::ScanOpInterface> scans;
+  llvm::SmallVector<ssm::BindChunkOp> binds;
+  module.walk([&](mlir::Operation *op) {
+    if (auto bind = llvm::dyn_cast<ssm::BindChunkOp>(op))
+      binds.push_back(bind);
+    if (auto scan = llvm::dyn_cast<ssm::ScanOpInterface>(op))
+      scans.push_back(scan);
+  });
+  auto siteOf = [](ssm::ScanOpInterface scan) -> llvm::StringRef {
+    mlir::Value chunk = scan.getScanChunk();
+    auto bind = chunk ? chunk.getDefiningOp<ssm::BindChunkOp>() : nullptr;
+    return bind ? bind.getSite() : "";
+  };
+  for (ssm::BindChunkOp bind : binds) {
+    if (program.findChunk(bind.getSite()))
+      continue;
+    std::string spec = bind.getPolicy() ? bind.getPolicy()->str() : policy;
+    auto parsed = scheduler::parsePolicy(spec, policies);
+    if (!parsed)
+      return bind.getPolicy()
+                 ? Status::compileError("site '" + bind.getSite().str() +
+                                        "': " + parsed.status().message())
+                 : parsed.takeStatus();
+    scheduler::SiteInfo info;
+    info.name = bind.getSite().str();
+    info.layer = scheduler::layerOf(info.name);
+    info.device = cpuDevice(*threads);
+    bool wantsData = (*parsed)->statistics().has_value();
+    for (ssm::ScanOpInterface scan : scans)
+      if (siteOf(scan) == bind.getSite()) {
+        describeScan(scan, info);
+        if (wantsData)
+          ssm::observeScanInput(scan);
+      }
+    program.addChunk(
+        std::make_unique<scheduler::Site>(std::move(info), std::move(*parsed)));
+  }
+  module.walk([&](ssm::ObserveOp op) {
+    if (program.observationIndex.count(op.getSite()))
+      return;
+    scheduler::Site *target = program.findChunk(op.getSite());
+    scheduler::EstimatorOptions options;
+    if (target)
+      options = target->policy()->statistics().value_or(options);
+    program.addObservation(std::make_unique<device::ObservationSite>(
+        op.getSite().str(), options, target));
   });
   return Status::ok();
 }
@@ -547,7 +658,6 @@ Status Executable::Impl::load(ModuleOp module, const CompileOptions &options,
   auto machine = createHostTargetMachine();
   if (!machine)
     return toStatus(machine.takeError());
-  cpu = (*machine)->getTargetCPU().str();
   llvm::LLVMContext llvmContext;
   DiagnosticCollector diagnostics(module.getContext());
   auto translated = translateToLLVMIR(module, llvmContext, **machine);
@@ -618,7 +728,16 @@ Context::compile(std::string_view source, const CompileOptions &options,
   Executable::Impl &program = *executable->impl;
   program.name = std::string(name);
   program.policy = options.policy;
-  program.program.defaultChunk = *parsePolicy(options.policy);
+  program.threads = impl->threads;
+  program.cpu = llvm::sys::getHostCPUName().str();
+  Expected<scheduler::PolicyContext> policies = policyContext();
+  if (!policies)
+    return policies.takeStatus();
+  program.policies = std::move(*policies);
+  // Also where no site uses it.
+  if (auto policy = scheduler::parsePolicy(options.policy, program.policies);
+      !policy)
+    return policy.takeStatus();
   program.times.push_back({"parse", watch.lap()});
   CPUPipelineOptions pipeline;
   setPipelineOptions(pipeline, options);
@@ -629,6 +748,8 @@ Context::compile(std::string_view source, const CompileOptions &options,
     return status;
   if (Status status = program.describe(op); !status)
     return status;
+  if (Status status = program.addSites(op); !status)
+    return status;
   if (Status status =
           runPipeline(op, pipeline, CPUPhase::Lowered, CPUPhase::LLVM);
       !status)
@@ -636,7 +757,6 @@ Context::compile(std::string_view source, const CompileOptions &options,
   program.times.push_back({"lower", watch.lap()});
   if (Status status = program.load(op, options, watch); !status)
     return status;
-  program.threads = impl->threads;
   return executable;
 }
 
@@ -684,12 +804,19 @@ Expected<std::string> Context::emit(std::string_view source,
                                    "lowered, buffers, llvm, llvmir and "
                                    "llvmir-opt, got '" +
                                    std::string(phase) + "'");
+  Expected<scheduler::PolicyContext> policies = policyContext();
+  if (!policies)
+    return policies.takeStatus();
+  auto policy = scheduler::parsePolicy(options.policy, *policies);
+  if (!policy)
+    return policy.takeStatus();
   std::lock_guard<std::mutex> lock(impl->mutex);
   auto module = parse(impl->mlir, source, name);
   if (!module)
     return module.takeStatus();
   CPUPipelineOptions pipeline;
   setPipelineOptions(pipeline, options);
+  pipeline.observe = (*policy)->statistics().has_value();
   ModuleOp op = **module;
   if (Status status = runPipeline(op, pipeline, CPUPhase::Captured, it->second);
       !status)
@@ -728,6 +855,16 @@ Status Context::exportProgram(std::string_view source, std::string_view format,
         "expected an output file that does not end in "
         ".h, which the header takes, got '" +
         path + "'");
+  // Without a scheduler a policy can only be a constant.
+  auto isConstant = [](llvm::StringRef policy) {
+    return policy == "unsplit" || policy.starts_with("static:");
+  };
+  if (options.policy != scheduler::kDefaultPolicy && !isConstant(options.policy))
+    return Status::unsupported("expected policy 'unsplit' or 'static:<tokens>' "
+                               "for an exported program, got '" +
+                               options.policy + "'");
+  if (auto policy = scheduler::parsePolicy(options.policy); !policy)
+    return policy.takeStatus();
   if (format != "o" && format != "so")
     return Status::invalidArgument("expected format 'o' or 'so', got '" +
                                    std::string(format) + "'");
@@ -737,11 +874,24 @@ Status Context::exportProgram(std::string_view source, std::string_view format,
     return module.takeStatus();
   CPUPipelineOptions pipeline;
   setPipelineOptions(pipeline, options);
+  if (isConstant(options.policy))
+    pipeline.policy = options.policy;
   ModuleOp op = **module;
   if (Status status =
           runPipeline(op, pipeline, CPUPhase::Captured, CPUPhase::Bound);
       !status)
     return status;
+  Status unsupported;
+  op.walk([&](ssm::BindChunkOp bind) {
+    if (bind.getPolicy() && !isConstant(*bind.getPolicy()))
+      unsupported = Status::unsupported(
+          "site '" + bind.getSite().str() +
+          "': expected policy 'unsplit' or 'static:<tokens>' for an exported "
+          "program, got '" +
+          bind.getPolicy()->str() + "'");
+  });
+  if (!unsupported)
+    return unsupported;
   llvm::StringRef stem(path);
   size_t dot = stem.rfind('.');
   if (dot != llvm::StringRef::npos &&
@@ -1234,48 +1384,130 @@ Executable::outputShapes(std::string_view name,
 // Chunks and explanations
 //===----------------------------------------------------------------------===//
 
+static Status noSite(const device::ProgramState &program,
+                     const std::string &name, std::string_view got) {
+  std::string known;
+  for (auto &site : program.chunks)
+    known += (known.empty() ? "" : ", ") + site->info().name;
+  return Status::notFound("expected a chunk site of " + name + " (" +
+                          (known.empty() ? "it has none" : known) + "), got '" +
+                          std::string(got) + "'");
+}
+
 Status Executable::setChunk(std::string_view name, int64_t chunk) {
   if (chunk < 0)
     return Status::invalidArgument(
         "site '" + std::string(name) +
         "': expected a chunk of at least 1 token, or 0 for the policy's, got " +
         std::to_string(chunk));
-  std::string known;
-  for (auto &site : impl->program.chunks) {
-    if (site->name == name) {
-      site->requested = chunk;
-      return Status::ok();
+  scheduler::Site *site = impl->program.findChunk(name);
+  if (!site)
+    return noSite(impl->program, impl->name, name);
+  site->setChunk(chunk);
+  return Status::ok();
+}
+
+Status Executable::setPolicy(std::string_view name, std::string_view spec) {
+  auto policy = scheduler::parsePolicy(spec, impl->policies);
+  if (!policy)
+    return policy.takeStatus();
+  std::vector<scheduler::Site *> sites;
+  if (name.empty())
+    for (auto &site : impl->program.chunks)
+      sites.push_back(site.get());
+  else if (scheduler::Site *site = impl->program.findChunk(name))
+    sites.push_back(site);
+  else
+    return noSite(impl->program, impl->name, name);
+  if (std::optional<scheduler::EstimatorOptions> wanted =
+          (*policy)->statistics())
+    for (scheduler::Site *site : sites) {
+      auto it = impl->program.observationIndex.find(site->info().name);
+      if (it == impl->program.observationIndex.end())
+        return Status::invalidArgument(
+            "site '" + site->info().name + "': expected a policy without "
+            "statistics, as the program gathers none there, got '" +
+            std::string(spec) + "'; compile with it");
+      const scheduler::EstimatorOptions &has =
+          impl->program.observations[it->second]->options;
+      if (has.sampling != wanted->sampling || has.stride != wanted->stride ||
+          has.bins != wanted->bins)
+        return Status::invalidArgument(
+            "site '" + site->info().name + "': expected a policy on the "
+            "statistics that the program gathers there, got '" +
+            std::string(spec) + "', which wants others; compile with it");
     }
-    known += (known.empty() ? "" : ", ") + site->name;
-  }
-  return Status::notFound("expected a chunk site of " + impl->name + " (" +
-                          (known.empty() ? "it has none" : known) + "), got '" +
-                          std::string(name) + "'");
+  for (scheduler::Site *site : sites)
+    site->setPolicy(*policy);
+  return Status::ok();
 }
 
 std::vector<ChunkInfo> Executable::chunks() const {
   std::vector<ChunkInfo> list;
   for (auto &site : impl->program.chunks) {
+    scheduler::Site::Report report = site->report();
     ChunkInfo info;
-    info.site = site->name;
-    info.requested = site->requested;
-    info.batch = site->lastBatch;
-    info.length = site->lastLength;
-    info.chunk = site->lastChunk;
-    info.reason = (info.chunk ? site->lastRequested.load() : info.requested > 0)
-                      ? "set by the caller"
-                      : "policy " + site->policy;
+    info.site = site->info().name;
+    info.requested = report.requested;
+    info.batch = report.batch;
+    info.length = report.length;
+    info.policy = report.policy;
+    std::string by = "policy " + report.policy;
+    if (!report.decisions) {
+      info.reason = report.requested > 0 ? "set by the caller" : by;
+      list.push_back(info);
+      continue;
+    }
+    const scheduler::Decision &decision = report.decision;
+    info.chunk = decision.chunk;
+    info.variant = site->info().variants[decision.variant].name;
+    info.predictedMs = decision.predictedMs;
+    info.usedData = decision.usedData;
+    switch (decision.reason) {
+    case scheduler::Reason::Requested:
+      info.reason = decision.explain();
+      break;
+    case scheduler::Reason::Unsplit:
+    case scheduler::Reason::Static:
+      info.reason = by;
+      break;
+    default:
+      info.reason = by + ": " + decision.explain();
+    }
     list.push_back(info);
   }
   return list;
 }
 
 std::vector<ObservationInfo> Executable::observations() const {
-  std::lock_guard<std::mutex> lock(impl->program.statisticsMutex);
   std::vector<ObservationInfo> list;
-  for (const device::SiteStatistics &s : impl->program.statistics)
-    list.push_back(
-        {s.name, s.count, s.nonFinite, s.min, s.max, s.mean, s.variance()});
+  for (const auto &site : impl->program.observations) {
+    std::lock_guard<std::mutex> lock(site->mutex);
+    if (!site->calls)
+      continue;
+    const scheduler::Statistics &last = site->last;
+    ObservationInfo info;
+    info.site = site->name;
+    info.calls = site->calls;
+    info.count = site->count;
+    info.nonFinite = site->nonFinite;
+    info.min = site->min;
+    info.max = site->max;
+    info.mean = site->mean;
+    info.variance =
+        site->count ? site->m2 / static_cast<double>(site->count) : 0;
+    info.validity = scheduler::validityName(last.validity);
+    if (last.count)
+      info.entropy = last.entropy.value();
+    if (!site->entropy.empty())
+      info.averageEntropy = site->entropy.value();
+    info.bins = last.bins;
+    info.kurtosis = last.kurtosis;
+    info.outlierFraction = last.outlierFraction;
+    info.peakToRms = last.peakToRms;
+    info.milliseconds = site->lastMs;
+    list.push_back(info);
+  }
   return list;
 }
 
@@ -1315,9 +1547,11 @@ std::string Executable::explain() const {
   for (const ObservationInfo &o : observations())
     os << llvm::formatv("observed {0}: {1} values, {2} not finite, min {3:g}, "
                         "max {4:g}, mean {5:g}, "
-                        "variance {6:g}\n",
+                        "variance {6:g}; last call: {7}, entropy {8:f4} nats "
+                        "of {9} bins in {10:f3} ms\n",
                         o.site, o.count, o.nonFinite, o.min, o.max, o.mean,
-                        o.variance);
+                        o.variance, o.validity, o.entropy, o.bins,
+                        o.milliseconds);
   auto [bytes, requests] = memoryUse();
   os << "memory: " << bytes << " bytes of intermediates in " << requests
      << " blocks\n";

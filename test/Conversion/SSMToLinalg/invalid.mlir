@@ -37,7 +37,7 @@ func.func @ssd(%x: tensor<?x?x8x4xf32>, %decay: tensor<?x?x8xf32>, %b: tensor<?x
 // -----
 
 func.func @policy(%b: index, %l: index) -> index {
-  // expected-error @below {{'ssm.bind_chunk' op expected policy 'unsplit' or 'static:<tokens>', got 'static:0'}}
+  // expected-error @below {{'ssm.bind_chunk' op expected a policy 'static:<tokens>', got 'static:0'}}
   %c = ssm.bind_chunk @site(%b, %l) {policy = "static:0"}
   return %c : index
 }

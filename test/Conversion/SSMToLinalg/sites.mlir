@@ -12,7 +12,7 @@
 // CHECK-DAG: llvm.mlir.global internal constant @corey_site_layer0.scan("layer0.scan\00")
 // CHECK-DAG: llvm.mlir.global internal constant @corey_site_layer0.u("layer0.u\00")
 // CHECK-DAG: func.func private @corey_rt_chunk(i64, i64, i64, i64) -> i64
-// CHECK-DAG: func.func private @corey_rt_observe(i64, i64, i64, i64)
+// CHECK-DAG: func.func private @corey_rt_observe(i64, i64, i64, i64, i64)
 
 // ONCE-COUNT-2: llvm.mlir.global
 // ONCE-NOT: llvm.mlir.global
@@ -38,13 +38,19 @@ func.func @again(%n: index) -> index {
   return %k : index
 }
 
-// Row by row: the address, the count, and the width of an element.
+// At once: the address, sizes and strides on the stack, and the width of an
+// element.
 // CHECK-LABEL: func.func @observe(
 // CHECK-SAME: %[[X:.+]]: tensor<?x8xf32>, %[[Y:.+]]: tensor<8xbf16>)
+// CHECK-DAG: memref.alloca() : memref<4xi64>
+// CHECK-DAG: memref.alloca() : memref<2xi64>
+// CHECK: memref.extract_strided_metadata
+// CHECK-COUNT-4: memref.store {{.*}} : memref<4xi64>
 // CHECK: arith.constant 32 : index
-// CHECK: scf.for
 // CHECK: memref.extract_aligned_pointer_as_index
-// CHECK: func.call @corey_rt_observe(
+// CHECK: memref.extract_aligned_pointer_as_index
+// CHECK: call @corey_rt_observe(
+// CHECK-COUNT-2: memref.store {{.*}} : memref<2xi64>
 // A negative width means bf16.
 // CHECK: arith.constant -16 : index
 // CHECK: call @corey_rt_observe(

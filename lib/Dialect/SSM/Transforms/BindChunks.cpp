@@ -18,6 +18,31 @@ namespace corey::ssm {
 using namespace mlir;
 using namespace corey::ssm;
 
+bool corey::ssm::observeScanInput(ScanOpInterface scan) {
+  Value chunk = scan.getScanChunk();
+  auto bind = chunk ? chunk.getDefiningOp<BindChunkOp>() : BindChunkOp();
+  if (!bind)
+    return false;
+  Value input = scan.getScanInput();
+  auto feedsSite = [&](Operation *op) {
+    auto observe = dyn_cast_or_null<ObserveOp>(op);
+    return observe && observe.getSite() == bind.getSite();
+  };
+  if (feedsSite(input.getDefiningOp()) ||
+      llvm::any_of(input.getUsers(), feedsSite))
+    return false;
+  OpBuilder builder(scan);
+  Value observed = ObserveOp::create(builder, scan.getLoc(), input.getType(),
+                                     bind.getSiteAttr(), input);
+  for (OpOperand &operand : scan->getOpOperands())
+    if (operand.get() == input) {
+      // The first is the input; others may be the same value.
+      operand.set(observed);
+      break;
+    }
+  return true;
+}
+
 namespace {
 struct SSMBindChunks
     : public corey::ssm::impl::SSMBindChunksBase<SSMBindChunks> {
@@ -60,6 +85,8 @@ struct SSMBindChunks
           builder, loc, builder.getIndexType(), site, batch, length,
           policy.empty() ? StringAttr() : builder.getStringAttr(policy)));
       ++numBoundSites;
+      if (observe && observeScanInput(scan))
+        ++numObserved;
     });
   }
 };

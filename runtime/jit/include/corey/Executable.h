@@ -8,8 +8,10 @@
 #define COREY_EXECUTABLE_H
 
 #include "corey/SafeTensors.h"
+#include "corey/Scheduler/Problem.h"
 #include "corey/Status.h"
 #include "corey/Tensor.h"
+#include <cmath>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -31,9 +33,11 @@ struct ContextOptions {
 };
 
 struct CompileOptions {
-  /// How chunks are chosen where none is set: "unsplit", one chunk per
-  /// sequence, or "static:<n>", n tokens.
-  std::string policy = "unsplit";
+  /// Who chooses the chunks that nobody sets, as scheduler::parsePolicy() reads
+  /// it: "measured" (the chunk table, and where it has no entry the cost model),
+  /// "unsplit", "static:256", "guarded:inner=[entropy]", ... A policy of its own
+  /// at a site goes before.
+  std::string policy = "measured";
   /// Width of a vector register in bits: 256 or 512; 0 takes the host's.
   int vectorBits = 0;
   /// 2 runs the passes that lowered programs need; 0, 1 and 3 run LLVM's O0, O1
@@ -63,9 +67,16 @@ public:
   Expected<std::string> emit(std::string_view source, std::string_view phase,
                              const CompileOptions &options = {},
                              std::string_view name = "<source>");
+  /// The device as the scheduler sees it, and the kernels it has for a scan.
+  scheduler::Device schedulerDevice() const;
+  std::vector<scheduler::Variant>
+  variants(const scheduler::Problem &problem) const;
+
   /// Writes an object ("o") or a shared library ("so", linked with the archive
   /// at `runtimeArchive`) to `path`, and its C header beside it, with `.h` in
-  /// place of the extension.
+  /// place of the extension. There is no scheduler in such a program: policies
+  /// other than "static:<n>" and "unsplit" (which "measured" becomes here) are
+  /// Unsupported.
   Status exportProgram(std::string_view source, std::string_view format,
                        const std::string &path,
                        const std::string &runtimeArchive = "",
@@ -103,15 +114,33 @@ struct ChunkInfo {
   int64_t requested = 0;
   /// Of the last call; 0 before the first.
   int64_t batch = 0, length = 0, chunk = 0;
-  /// Who chose the chunk, in words.
-  std::string reason;
+  /// The kernel that ran.
+  std::string variant;
+  /// Milliseconds that were predicted for it; NaN if none were.
+  double predictedMs = NAN;
+  /// Whether statistics of earlier calls had a part in the choice.
+  bool usedData = false;
+  /// The policy of the site, and who chose the chunk, in words.
+  std::string policy, reason;
 };
 
-/// Statistics of an `ssm.observe` site since the program was compiled.
+/// Statistics of an `ssm.observe` site: of all elements that were looked at since
+/// the program was compiled, and of the last call. A site whose chunk is chosen by
+/// a policy that samples looks at the sample.
 struct ObservationInfo {
   std::string site;
+  uint64_t calls = 0;
   uint64_t count = 0, nonFinite = 0;
   double min = 0, max = 0, mean = 0, variance = 0;
+  /// Of the last call: "ok", "constant", "empty" or "not finite".
+  std::string validity;
+  /// Entropy of the last call's histogram and its moving average, in nats; NaN if
+  /// there is none.
+  double entropy = NAN, averageEntropy = NAN;
+  int bins = 0;
+  double kurtosis = 0, outlierFraction = 0, peakToRms = 0;
+  /// What gathering them took.
+  double milliseconds = 0;
 };
 
 /// Milliseconds spent on a step of compilation.
@@ -159,6 +188,10 @@ public:
   /// Errors: NotFound with the sites there are, InvalidArgument for a negative
   /// chunk.
   Status setChunk(std::string_view site, int64_t chunk);
+  /// Gives a site, or every site if `site` is empty, to another policy. A policy
+  /// that decides on statistics is refused if the program was compiled without
+  /// gathering them at the site. Errors: NotFound, InvalidArgument.
+  Status setPolicy(std::string_view site, std::string_view policy);
   std::vector<ChunkInfo> chunks() const;
   std::vector<ObservationInfo> observations() const;
 

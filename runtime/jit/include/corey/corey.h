@@ -64,7 +64,7 @@ typedef struct corey_tensor {
 typedef struct corey_context corey_context;
 typedef struct corey_executable corey_executable;
 
-/* Null and zeros stand for the defaults: policy "unsplit", the host's vector
+/* Null and zeros stand for the defaults: policy "measured", the host's vector
  * width, optimization level 2. `opt_level` counts if `has_opt_level` is not 0.
  */
 typedef struct corey_compile_options {
@@ -146,8 +146,14 @@ corey_status corey_run_dlpack(corey_executable *executable,
 /* Fixes the chunk of a site, in tokens; 0 gives it back to the policy. */
 corey_status corey_set_chunk(corey_executable *executable, const char *site,
                              int64_t chunk);
+/* Gives a site, or every site if `site` is null, to another policy. */
+corey_status corey_set_policy(corey_executable *executable, const char *site,
+                              const char *policy);
+/* `predicted_ms` is NaN where none was predicted. */
 typedef struct corey_chunk {
   int64_t requested, batch, length, chunk;
+  double predicted_ms;
+  int32_t used_data;
 } corey_chunk;
 /* What the last call of a site used; zeros before the first. */
 corey_status corey_get_chunk(const corey_executable *executable,

@@ -4,10 +4,13 @@
 // RUN: corey-opt %s --ssm-bind-chunks | FileCheck %s
 // RUN: corey-opt %s --ssm-bind-chunks="policy=fixed:128" | FileCheck %s --check-prefix=POLICY
 // RUN: corey-opt %s --ssm-bind-chunks --ssm-bind-chunks | FileCheck %s
+// RUN: corey-opt %s --ssm-bind-chunks="observe=true" | FileCheck %s --check-prefix=OBSERVE
+// RUN: corey-opt %s --ssm-bind-chunks="observe=true" --ssm-bind-chunks="observe=true" | FileCheck %s --check-prefix=OBSERVE
 // RUN: %if llvm-statistics %{ corey-opt %s --ssm-bind-chunks --mlir-pass-statistics 2>&1 >/dev/null | FileCheck %s --check-prefix=STATISTICS %}
 
 // STATISTICS: SSMBindChunks
 // STATISTICS-NEXT: (S) 5 num-bound-sites
+// STATISTICS-NEXT: (S) 0 num-observed
 // STATISTICS-NEXT: (S) 1 num-static-chunks
 
 // CHECK-LABEL: func.func @runtime_site(
@@ -18,6 +21,11 @@
 // CHECK: ssm.selective_scan %[[U]], {{.*}} chunk_size(%[[K]]) {delta_softplus} :
 // POLICY-LABEL: func.func @runtime_site(
 // POLICY: ssm.bind_chunk @layer0.scan(%{{.+}}, %{{.+}}) {policy = "fixed:128"}
+// Observed before the scan, and only its input.
+// OBSERVE-LABEL: func.func @runtime_site(
+// OBSERVE-SAME: %[[U:.+]]: tensor<?x?x8xf32>, %{{.+}}: tensor<8x4xf32>
+// OBSERVE: %[[X:.+]] = ssm.observe @layer0.scan %[[U]] : tensor<?x?x8xf32>
+// OBSERVE-NEXT: ssm.selective_scan %[[X]], %[[U]],
 func.func @runtime_site(%u: tensor<?x?x8xf32>, %a: tensor<8x4xf32>, %b: tensor<?x?x1x4xf32>) -> tensor<?x?x8xf32> {
   %y = ssm.selective_scan %u, %u, %a, %b, %b {delta_softplus, chunk = #ssm.chunk<runtime = @layer0.scan>}
       : tensor<?x?x8xf32>, tensor<?x?x8xf32>, tensor<8x4xf32>, tensor<?x?x1x4xf32>, tensor<?x?x1x4xf32> -> tensor<?x?x8xf32>

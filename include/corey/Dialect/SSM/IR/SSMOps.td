@@ -565,8 +565,9 @@ def SSM_ObserveOp : SSM_Op<"observe", [SameOperandsAndResultType,
     DeclareOpInterfaceMethods<ReifyRankedShapedTypeOpInterface, ["reifyResultShapes"]>]> {
   let summary = "passes a value through and feeds a statistics site";
   let description = [{
-    The statistics of `x` (count, non-finite count, minimum, maximum, mean,
-    variance) are recorded at `site` and read through the run-time API.
+    The statistics of `x` (entropy, range, moments, non-finite count) are recorded
+    at `site` and read through the run-time API. If a chunk is bound at a site of
+    the same name, its policy gets them: those of one call serve the next.
 
     Example:
 

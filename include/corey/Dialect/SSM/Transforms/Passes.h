@@ -10,6 +10,12 @@
 #include "mlir/Pass/Pass.h"
 
 namespace corey::ssm {
+class ScanOpInterface;
+
+/// Feeds the statistics of the input of a scan to the site its chunk is bound to,
+/// by an `ssm.observe` before it. Returns false, having done nothing, if the chunk
+/// is not bound to a site or its input is observed for it already.
+bool observeScanInput(ScanOpInterface scan);
 
 /// Names of the attributes that tie compiled functions to their module.
 /// @{

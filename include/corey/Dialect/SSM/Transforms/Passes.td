@@ -17,6 +17,10 @@ def SSMBindChunks : Pass<"ssm-bind-chunks", "::mlir::ModuleOp"> {
     a site of its own (`scan0`, `scan1`, ... in program order). Constants stay.
     Afterwards a chunk is an SSA value, and nothing downstream knows who chose it.
 
+    A policy may decide on statistics of the scan's input: an `ssm.observe` on the
+    site's name feeds them to it. With `observe` one is put before every scan that
+    is bound, unless there is one already.
+
     ```mlir
     %y = ssm.selective_scan %u, %delta, %A, %B, %C {chunk = #ssm.chunk<runtime = @scan>} : ...
     ```
@@ -32,11 +36,14 @@ def SSMBindChunks : Pass<"ssm-bind-chunks", "::mlir::ModuleOp"> {
   }];
   let options = [
     Option<"policy", "policy", "std::string", /*default=*/"\"\"",
-      "Policy recorded at every site it binds; empty (default) leaves the choice to the run time.">
+      "Policy recorded at every site it binds; empty (default) leaves the choice to the run time.">,
+    Option<"observe", "observe", "bool", /*default=*/"false",
+      "Observe the input of every scan it binds, for policies that decide on statistics.">
   ];
   let statistics = [
     Statistic<"numBoundSites", "num-bound-sites", "Number of scans bound to a run-time site">,
-    Statistic<"numStaticChunks", "num-static-chunks", "Number of scans with a constant chunk">
+    Statistic<"numStaticChunks", "num-static-chunks", "Number of scans with a constant chunk">,
+    Statistic<"numObserved", "num-observed", "Number of scans whose input it has observed">
   ];
   let dependentDialects = ["::mlir::tensor::TensorDialect", "::mlir::arith::ArithDialect"];
 }

@@ -7,13 +7,16 @@
 #ifndef COREY_DEVICE_CPU_H
 #define COREY_DEVICE_CPU_H
 
-#include <atomic>
+#include "corey/Scheduler/Estimator.h"
+#include "corey/Scheduler/Site.h"
 #include <csetjmp>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <vector>
 
 namespace corey::device {
@@ -47,46 +50,59 @@ private:
   size_t reserved = 0, requests = 0;
 };
 
-/// A chunk site: what was asked for, and what the last call used.
-struct ChunkSite {
-  ChunkSite(std::string name, std::string policy)
-      : name(std::move(name)), policy(std::move(policy)) {}
-  const std::string name;
-  /// Who chooses where nobody sets a chunk, for people.
-  const std::string policy;
-  /// 0: by the policy; otherwise the chunk to use.
-  std::atomic<int64_t> requested{0};
-  std::atomic<int64_t> lastBatch{0}, lastLength{0}, lastChunk{0};
-  /// Whether the caller had set the chunk of the last call.
-  std::atomic<bool> lastRequested{false};
-};
+/// An `ssm.observe` site: what its calls have seen.
+struct ObservationSite {
+  ObservationSite(std::string name, scheduler::EstimatorOptions options,
+                  scheduler::Site *target)
+      : name(std::move(name)), options(options), target(target) {}
 
-/// Running statistics of an observed value (Welford's update, in f64).
-struct SiteStatistics {
-  std::string name;
+  /// Adds what a call has seen in `milliseconds`, and hands it on.
+  void publish(const scheduler::Statistics &statistics, double milliseconds);
+
+  const std::string name;
+  const scheduler::EstimatorOptions options;
+  /// The chunk site that the statistics serve; null if there is none.
+  scheduler::Site *const target;
+
+  /// Guards what follows.
+  mutable std::mutex mutex;
+  uint64_t calls = 0;
+  scheduler::Statistics last;
+  scheduler::MovingAverage entropy;
+  double lastMs = 0;
+  /// Over all calls: counts, range, mean, and sum of squares about the mean.
   uint64_t count = 0, nonFinite = 0;
   double min = 0, max = 0, mean = 0, m2 = 0;
-
-  void add(double value);
-  /// Population variance.
-  double variance() const {
-    return count ? m2 / static_cast<double>(count) : 0;
-  }
 };
 
 /// What all calls of one program share.
 struct ProgramState {
-  std::vector<std::unique_ptr<ChunkSite>> chunks;
-  std::mutex statisticsMutex;
-  std::vector<SiteStatistics> statistics;
-  /// The chunk of the policy for sites without a request: 0 means unsplit.
-  int64_t defaultChunk = 0;
+  std::vector<std::unique_ptr<scheduler::Site>> chunks;
+  std::vector<std::unique_ptr<ObservationSite>> observations;
+  /// By name: indices into `chunks` and `observations`.
+  std::unordered_map<std::string_view, size_t> chunkIndex, observationIndex;
+
+  void addChunk(std::unique_ptr<scheduler::Site> site);
+  void addObservation(std::unique_ptr<ObservationSite> site);
+  scheduler::Site *findChunk(std::string_view name) const;
 };
 
 /// State of one call in progress.
 struct CallState {
   Arena arena;
   ProgramState *program = nullptr;
+  /// Threads of the call.
+  int threads = 1;
+  /// An estimator for each observation site that the call has passed.
+  std::vector<std::unique_ptr<scheduler::Estimator>> estimators;
+  /// What the call has seen; published when it ends, so that a call decides on
+  /// earlier ones only.
+  struct Seen {
+    size_t observation;
+    scheduler::Statistics statistics;
+    double milliseconds;
+  };
+  std::vector<Seen> seen;
   /// The first error of the call; empty while there is none.
   std::string error;
   /// Bytes the system did not have; 0 while it has had them all.

@@ -21,8 +21,8 @@ void corey_rt_free(void *pointer);
 
 /// The chunk, in tokens and at least 1, of the site called `site` (address of
 /// a NUL-terminated string) for a scan over `batch` sequences of `length`: what
-/// the caller set, else `fallback` if it is not 0, else what the program's
-/// policy says, else the whole length.
+/// the scheduler chooses; without one, in programs that were compiled ahead of
+/// time, `fallback` if it is not 0, else the whole length.
 int64_t corey_rt_chunk(int64_t site, int64_t batch, int64_t length,
                        int64_t fallback);
 
@@ -35,11 +35,12 @@ void corey_rt_gemm(int64_t x, int64_t w, int64_t y, int64_t batch, int64_t rows,
                    int64_t xRowStride, int64_t wRowStride, int64_t yBatchStride,
                    int64_t yRowStride, int64_t accumulate);
 
-/// Adds `count` consecutive elements at `address` to the statistics of `site`.
-/// `width` is the element's width in bits: 32 for f32, 16 for f16, -16 for
-/// bf16.
-void corey_rt_observe(int64_t site, int64_t address, int64_t count,
-                      int64_t width);
+/// Gathers statistics of a tensor for `site`. `address` is that of element 0,
+/// `layout` that of `rank` sizes followed by `rank` strides in elements, rank at
+/// most 8. `width` is the element's width in bits: 32 for f32, 16 for f16, -16
+/// for bf16. What one call sees is there for the next.
+void corey_rt_observe(int64_t site, int64_t address, int64_t layout,
+                      int64_t rank, int64_t width);
 
 /// Fails the call in progress: `index` is not in [0, limit).
 void corey_rt_bad_index(int64_t index, int64_t limit);

@@ -1,0 +1,952 @@
+//===- Policy.cpp - Who chooses a chunk -----------------------------------===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "corey/Scheduler/Policy.h"
+#include "Json.h"
+#include "Shipped.h"
+#include "corey/Scheduler/ChunkRule.h"
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+
+using namespace corey;
+using namespace corey::scheduler;
+
+const char *const scheduler::kDefaultPolicy = "measured";
+
+static std::string number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.4g", value);
+  return text;
+}
+
+std::string Decision::explain() const {
+  auto tokens = std::to_string(other);
+  switch (reason) {
+  case Reason::Unsplit:
+    return "unsplit";
+  case Reason::Static:
+    return "constant";
+  case Reason::Entropy:
+    return "entropy " + number(value) + " nats";
+  case Reason::Proxy:
+    return "proxy " + number(value) + " nats";
+  case Reason::Midpoint:
+    return "middle of the entropies";
+  case Reason::Random:
+    return "drawn";
+  case Reason::TableRule:
+    return "rule " + tokens + " of the table";
+  case Reason::TableDefault:
+    return "default of the table";
+  case Reason::GuardPassed:
+    return "guard passed, " + number(value) + " powers of two from " + tokens;
+  case Reason::GuardHeld:
+    return "guard kept to the fallback in place of " + tokens;
+  case Reason::GuardGain:
+    return "guard passed, predicted to save " + number(value) + " ms over " +
+           tokens;
+  case Reason::GuardNoGain:
+    return "guard kept to the fallback, " + tokens + " predicted to save " +
+           number(value) + " ms";
+  case Reason::Model:
+    return "predicted " + number(value) + " ms";
+  case Reason::Measured:
+    return "measured " + number(value) + " ms at length " + tokens;
+  case Reason::NoStatistics:
+    return "no statistics yet";
+  case Reason::NotFinite:
+    return "statistics not finite";
+  case Reason::EmptyStatistics:
+    return "statistics of no elements";
+  case Reason::TooShort:
+    return "shorter than " + tokens + " tokens";
+  case Reason::NoModel:
+    return "no cost model for the device";
+  case Reason::NoMeasurement:
+    return "not measured";
+  case Reason::Requested:
+    return "set by the caller";
+  }
+  return "unknown";
+}
+
+Policy::~Policy() = default;
+std::optional<EstimatorOptions> Policy::statistics() const {
+  return std::nullopt;
+}
+
+static int64_t unitsOf(const Query &query) {
+  return query.units > 0 ? query.units : query.device->units;
+}
+
+static int64_t wholeLength(const Query &query) {
+  return std::max<int64_t>(query.problem.length, 1);
+}
+
+static Decision unsplit(const Query &query, Reason reason,
+                        int64_t other = 0) {
+  Decision decision;
+  decision.chunk = wholeLength(query);
+  decision.reason = reason;
+  decision.other = other;
+  return decision;
+}
+
+Decision Policy::decide(const Query &query) const {
+  Decision decision = choose(query);
+  // Kernels take whole tiles; a chunk that covers the sequence needs none.
+  int64_t granularity = query.variants[decision.variant].granularity;
+  if (granularity > 1 && decision.chunk < query.problem.length)
+    decision.chunk =
+        (decision.chunk + granularity - 1) / granularity * granularity;
+  return decision;
+}
+
+//===----------------------------------------------------------------------===//
+// Rules of statistics
+//===----------------------------------------------------------------------===//
+
+namespace corey::scheduler {
+namespace {
+class UnsplitPolicy : public Policy {
+  Decision choose(const Query &query) const override {
+    return unsplit(query, Reason::Unsplit);
+  }
+};
+
+class StaticPolicy : public Policy {
+public:
+  explicit StaticPolicy(int64_t chunk) : chunk(chunk) {}
+
+private:
+  Decision choose(const Query &) const override {
+    Decision decision;
+    decision.chunk = chunk;
+    decision.reason = Reason::Static;
+    return decision;
+  }
+  int64_t chunk;
+};
+
+/// What policies with a rule share.
+struct RuleOptions {
+  ChunkRule rule = *ChunkRule::named("unified");
+  int bins = 256;
+  int64_t minLength = 16;
+  bool smooth = false;
+};
+
+class RulePolicy : public Policy {
+protected:
+  explicit RulePolicy(const RuleOptions &options) : options(options) {}
+
+  /// Whether to decide on statistics at all; fills `refusal` if not.
+  bool mayDecide(const Query &query, Decision &refusal) const {
+    Reason reason;
+    if (!query.statistics)
+      reason = Reason::NoStatistics;
+    else if (query.statistics->validity == Validity::NonFinite)
+      reason = Reason::NotFinite;
+    else if (query.statistics->validity == Validity::Empty)
+      reason = Reason::EmptyStatistics;
+    else
+      return true;
+    refusal = unsplit(query, reason);
+    refusal.usedData = query.statistics != nullptr;
+    return false;
+  }
+  Decision fromEntropy(const Query &query, double entropy, Reason reason,
+                       bool usedData) const {
+    std::optional<int64_t> chunk =
+        options.rule.chunk(Nats(entropy), options.bins);
+    Decision decision;
+    if (!chunk) {
+      decision = unsplit(query, Reason::NotFinite);
+      decision.usedData = usedData;
+      return decision;
+    }
+    decision.chunk = *chunk;
+    decision.reason = reason;
+    decision.value = entropy;
+    decision.usedData = usedData;
+    return decision;
+  }
+  bool tooShort(const Query &query, Decision &decision) const {
+    if (query.problem.length >= options.minLength)
+      return false;
+    decision = unsplit(query, Reason::TooShort, options.minLength);
+    return true;
+  }
+  const RuleOptions options;
+};
+
+/// `entropy`, `sampled`, `token`.
+class EntropyPolicy : public RulePolicy {
+public:
+  EntropyPolicy(const RuleOptions &options, Sampling sampling, int64_t stride)
+      : RulePolicy(options) {
+    estimator.bins = options.bins;
+    estimator.sampling = sampling;
+    estimator.stride = stride;
+  }
+  std::optional<EstimatorOptions> statistics() const override {
+    return estimator;
+  }
+
+private:
+  Decision choose(const Query &query) const override {
+    Decision decision;
+    if (tooShort(query, decision) || !mayDecide(query, decision))
+      return decision;
+    double entropy = query.statistics->entropy.value();
+    if (options.smooth && query.averageEntropy == query.averageEntropy)
+      entropy = query.averageEntropy;
+    return fromEntropy(query, entropy, Reason::Entropy, true);
+  }
+  EstimatorOptions estimator;
+};
+
+/// `cheap`, `variance`, `kurtosis`: numbers that are easier to have than an
+/// entropy, put in its place.
+class ProxyPolicy : public RulePolicy {
+public:
+  enum class Proxy { Cheap, Variance, Kurtosis };
+  ProxyPolicy(const RuleOptions &options, Proxy proxy)
+      : RulePolicy(options), proxy(proxy) {}
+  std::optional<EstimatorOptions> statistics() const override {
+    EstimatorOptions estimator;
+    estimator.bins = options.bins;
+    return estimator;
+  }
+
+private:
+  Decision choose(const Query &query) const override {
+    Decision decision;
+    if (tooShort(query, decision) || !mayDecide(query, decision))
+      return decision;
+    const Statistics &s = *query.statistics;
+    double ratio = 0;
+    switch (proxy) {
+    case Proxy::Cheap:
+      ratio = std::clamp(
+          s.meanAbsolute / (std::sqrt(s.rms * s.rms + 1e-8) + 1e-8), 0.0, 1.0);
+      break;
+    case Proxy::Variance: {
+      double sigma = std::sqrt(s.variance + 1e-8);
+      ratio = std::clamp(sigma / (s.meanAbsolute + sigma + 1e-8), 0.0, 1.0);
+      break;
+    }
+    case Proxy::Kurtosis: {
+      double var = s.variance + 1e-8;
+      double excess = std::max(
+          s.kurtosis * s.variance / var * (s.variance / var) - 3, 0.0);
+      ratio = 1 - std::exp(-excess / 8);
+      break;
+    }
+    }
+    return fromEntropy(query, ratio * Nats::ceiling(options.bins).value(),
+                       Reason::Proxy, true);
+  }
+  Proxy proxy;
+};
+
+class MidpointPolicy : public RulePolicy {
+public:
+  explicit MidpointPolicy(const RuleOptions &options) : RulePolicy(options) {}
+
+private:
+  Decision choose(const Query &query) const override {
+    Decision decision;
+    if (tooShort(query, decision))
+      return decision;
+    return fromEntropy(query, 0.5 * Nats::ceiling(options.bins).value(),
+                       Reason::Midpoint, false);
+  }
+};
+
+/// A power of two of the rule's range, by the seed and the number of the call.
+class RandomPolicy : public RulePolicy {
+public:
+  RandomPolicy(const RuleOptions &options, uint64_t seed)
+      : RulePolicy(options), seed(seed) {
+    for (int64_t c = 1; c <= options.rule.maximum(); c *= 2)
+      if (c >= options.rule.minimum())
+        chunks.push_back(c);
+    if (chunks.empty())
+      chunks.push_back(options.rule.minimum());
+  }
+
+private:
+  Decision choose(const Query &query) const override {
+    Decision decision;
+    if (tooShort(query, decision))
+      return decision;
+    // splitmix64.
+    uint64_t z = seed * 0x9e3779b97f4a7c15 + (query.call + 1) * 0xd1342543de82ef95;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    z ^= z >> 31;
+    decision.chunk = chunks[z % chunks.size()];
+    decision.reason = Reason::Random;
+    return decision;
+  }
+  uint64_t seed;
+  std::vector<int64_t> chunks;
+};
+
+//===----------------------------------------------------------------------===//
+// Ordered rules
+//===----------------------------------------------------------------------===//
+
+/// Bounds are inclusive; one on a feature that is missing matches nothing.
+struct OrderedRule {
+  std::optional<int64_t> minLayer, maxLayer, minLength, maxLength;
+  std::optional<double> minEntropy, maxEntropy;
+  int64_t chunk = 0;
+};
+
+class TablePolicy : public Policy {
+public:
+  TablePolicy(std::vector<OrderedRule> rules, int64_t defaultChunk)
+      : rules(std::move(rules)), defaultChunk(defaultChunk) {}
+
+  /// Statistics are gathered only if a rule asks for them.
+  std::optional<EstimatorOptions> statistics() const override {
+    for (const OrderedRule &rule : rules)
+      if (rule.minEntropy || rule.maxEntropy) {
+        EstimatorOptions estimator;
+        estimator.sampling = Sampling::Strided;
+        estimator.stride = 8;
+        return estimator;
+      }
+    return std::nullopt;
+  }
+
+private:
+  template <typename T>
+  static bool within(std::optional<T> low, std::optional<T> high, bool known,
+                     T value) {
+    if (!low && !high)
+      return true;
+    return known && (!low || *low <= value) && (!high || value <= *high);
+  }
+
+  Decision choose(const Query &query) const override {
+    bool hasEntropy = query.statistics && query.statistics->usable();
+    double entropy = hasEntropy ? query.statistics->entropy.value() : 0;
+    Decision decision;
+    for (size_t i = 0; i < rules.size(); ++i) {
+      const OrderedRule &rule = rules[i];
+      if (!within<int64_t>(rule.minLayer, rule.maxLayer, query.layer >= 0,
+                           query.layer) ||
+          !within<int64_t>(rule.minLength, rule.maxLength, true,
+                           query.problem.length) ||
+          !within<double>(rule.minEntropy, rule.maxEntropy, hasEntropy,
+                          entropy))
+        continue;
+      decision.chunk = rule.chunk;
+      decision.reason = Reason::TableRule;
+      decision.other = static_cast<int64_t>(i);
+      decision.usedData = rule.minEntropy || rule.maxEntropy;
+      return decision;
+    }
+    decision.chunk = defaultChunk;
+    decision.reason = Reason::TableDefault;
+    return decision;
+  }
+  std::vector<OrderedRule> rules;
+  int64_t defaultChunk;
+};
+
+//===----------------------------------------------------------------------===//
+// Times
+//===----------------------------------------------------------------------===//
+
+/// The least predicted time over the chunks that can be best.
+class CostModelPolicy : public Policy {
+public:
+  CostModelPolicy(std::shared_ptr<const CostModel> model, double margin)
+      : model(std::move(model)), margin(margin) {}
+
+private:
+  Decision choose(const Query &query) const override {
+    const Problem &p = query.problem;
+    Decision best = unsplit(query, Reason::NoModel);
+    if (p.channels < 1 || p.states < 1)
+      return best;
+    double bestMs = NAN, unsplitMs = NAN;
+    Decision whole = best;
+    for (int v = 0; v < query.numVariants; ++v) {
+      const Variant &variant = query.variants[v];
+      const ModelEntry *entry =
+          model->find(*query.device, p.op, p.type, variant.name);
+      if (!entry)
+        continue;
+      CostModel::Curve curve(*entry, p, variant, unitsOf(query));
+      auto consider = [&](int64_t chunk) {
+        double ms = curve.predict(chunk);
+        // Comparisons with NaN are false: the first is taken.
+        if (bestMs <= ms)
+          return;
+        bestMs = ms;
+        best.chunk = chunk ? chunk : wholeLength(query);
+        best.variant = v;
+      };
+      double ms = curve.predict(0);
+      if (!(unsplitMs <= ms)) {
+        unsplitMs = ms;
+        whole.variant = v;
+      }
+      consider(0);
+      // Where one item walks all chunks, a chunk of a tile or more only adds
+      // pieces.
+      int64_t end = variant.segmented ? p.length
+                                      : std::min(p.length, variant.tile);
+      int64_t step = std::max<int64_t>(variant.granularity, 1);
+      for (int64_t chunk = std::max<int64_t>(8, step); chunk < end; chunk *= 2)
+        consider((chunk + step - 1) / step * step);
+    }
+    if (bestMs != bestMs)
+      return best;
+    if (!(bestMs < unsplitMs * (1 - margin))) {
+      best = whole;
+      bestMs = unsplitMs;
+    }
+    best.reason = Reason::Model;
+    best.predictedMs = best.value = bestMs;
+    return best;
+  }
+  std::shared_ptr<const CostModel> model;
+  double margin;
+};
+
+class MeasuredPolicy : public Policy {
+public:
+  MeasuredPolicy(std::shared_ptr<const ChunkTable> table,
+                 std::shared_ptr<const Policy> inner)
+      : table(std::move(table)), inner(std::move(inner)) {}
+  std::optional<EstimatorOptions> statistics() const override {
+    return inner->statistics();
+  }
+
+private:
+  Decision choose(const Query &query) const override {
+    if (const TableEntry *entry = table->find(*query.device, query.problem, query.units)) {
+      const MeasuredCandidate &best = entry->best();
+      for (int v = 0; v < query.numVariants; ++v) {
+        if (query.variants[v].name != best.variant)
+          continue;
+        Decision decision;
+        decision.chunk = best.chunk ? best.chunk : wholeLength(query);
+        decision.variant = v;
+        // Times grow with the work that is not in the sizes of the entry.
+        double scale =
+            static_cast<double>(query.problem.batch * wholeLength(query)) /
+            static_cast<double>(std::max<int64_t>(
+                entry->problem.batch * entry->problem.length, 1));
+        decision.predictedMs = best.medianMs * scale;
+        decision.reason = Reason::Measured;
+        decision.value = best.medianMs;
+        decision.other = entry->problem.length;
+        return decision;
+      }
+    }
+    return inner->decide(query);
+  }
+  std::shared_ptr<const ChunkTable> table;
+  std::shared_ptr<const Policy> inner;
+};
+} // namespace
+
+//===----------------------------------------------------------------------===//
+// The guard
+//===----------------------------------------------------------------------===//
+
+class GuardedPolicy : public Policy {
+public:
+  GuardedPolicy(std::shared_ptr<const Policy> inner, int64_t fallback,
+                int64_t delta, bool byGain, double margin,
+                std::optional<double> costMs,
+                std::shared_ptr<const CostModel> model)
+      : inner(std::move(inner)), fallback(fallback), delta(delta),
+        byGain(byGain), margin(margin), costMs(costMs),
+        model(std::move(model)) {}
+  std::optional<EstimatorOptions> statistics() const override {
+    return inner->statistics();
+  }
+
+private:
+  static bool decidedNothing(Reason reason) {
+    return reason == Reason::NoStatistics || reason == Reason::NotFinite ||
+           reason == Reason::EmptyStatistics || reason == Reason::NoModel ||
+           reason == Reason::NoMeasurement;
+  }
+
+  Decision choose(const Query &query) const override {
+    Decision choice = inner->decide(query);
+    if (choice.reason == Reason::TooShort)
+      return choice;
+    Decision held = choice;
+    held.chunk = fallback ? fallback : wholeLength(query);
+    held.variant = 0;
+    held.predictedMs = NAN;
+    // An inner policy without anything to decide on says why itself.
+    if (decidedNothing(choice.reason))
+      return held;
+    if (!byGain) {
+      double distance =
+          std::fabs(std::nearbyint(std::log2(static_cast<double>(choice.chunk))) -
+                    std::nearbyint(std::log2(static_cast<double>(held.chunk))));
+      if (distance < static_cast<double>(delta)) {
+        held.reason = Reason::GuardHeld;
+        held.other = choice.chunk;
+        return held;
+      }
+      choice.reason = Reason::GuardPassed;
+      choice.value = distance;
+      choice.other = held.chunk;
+      return choice;
+    }
+    auto predict = [&](const Decision &d) {
+      const Variant &variant = query.variants[d.variant];
+      const ModelEntry *entry =
+          query.problem.channels < 1 || query.problem.states < 1
+              ? nullptr
+              : model->find(*query.device, query.problem.op,
+                            query.problem.type, variant.name);
+      return entry ? CostModel::Curve(*entry, query.problem, variant,
+                                      unitsOf(query))
+                         .predict(d.chunk)
+                   : NAN;
+    };
+    double chosenMs = predict(choice), heldMs = predict(held);
+    if (chosenMs != chosenMs || heldMs != heldMs) {
+      held.reason = Reason::NoModel;
+      return held;
+    }
+    double gain = heldMs - chosenMs,
+           cost = costMs ? *costMs : choice.usedData ? query.statisticsMs : 0;
+    if (gain > cost + margin * heldMs) {
+      choice.reason = Reason::GuardGain;
+      choice.other = held.chunk;
+      choice.value = gain;
+      choice.predictedMs = chosenMs;
+      return choice;
+    }
+    held.reason = Reason::GuardNoGain;
+    held.other = choice.chunk;
+    held.value = gain;
+    held.predictedMs = heldMs;
+    return held;
+  }
+
+  std::shared_ptr<const Policy> inner;
+  int64_t fallback, delta;
+  bool byGain;
+  double margin;
+  std::optional<double> costMs;
+  std::shared_ptr<const CostModel> model;
+};
+} // namespace corey::scheduler
+
+//===----------------------------------------------------------------------===//
+// Specifications
+//===----------------------------------------------------------------------===//
+
+const std::vector<std::string> &scheduler::policyNames() {
+  static const std::vector<std::string> names = {
+      "unsplit", "static",   "entropy",  "sampled",    "token",
+      "midpoint", "random",  "cheap",    "variance",   "kurtosis",
+      "guarded", "table",    "cost-model", "measured"};
+  return names;
+}
+
+static Expected<std::shared_ptr<Policy>> readRules(std::string_view text,
+                                                   std::string_view name) {
+  Expected<json::Document> document = json::Document::parse(text, name);
+  if (!document)
+    return document.takeStatus();
+  json::Object root = document->root().object();
+  json::checkHeader(root, "corey-chunk-rules", 1);
+  json::Array list = root.array("rules");
+  std::vector<OrderedRule> rules;
+  for (size_t i = 0; i < list.size() && document->isOk(); ++i) {
+    json::Object object = list[i].object();
+    OrderedRule rule;
+    auto integer = [&](const char *field, std::optional<int64_t> &bound) {
+      if (object.has(field))
+        bound = object.integer(field, 0);
+    };
+    auto real = [&](const char *field, std::optional<double> &bound) {
+      if (object.has(field))
+        bound = object.number(field, 0);
+    };
+    integer("min_layer", rule.minLayer);
+    integer("max_layer", rule.maxLayer);
+    integer("min_length", rule.minLength);
+    integer("max_length", rule.maxLength);
+    real("min_entropy", rule.minEntropy);
+    real("max_entropy", rule.maxEntropy);
+    rule.chunk = object.integer("chunk", 1, int64_t(1) << 40);
+    object.finish();
+    rules.push_back(rule);
+  }
+  int64_t defaultChunk =
+      root.integerOr("default_chunk", 512, 1, int64_t(1) << 40);
+  root.finish();
+  if (!document->isOk())
+    return document->status();
+  return std::shared_ptr<Policy>(
+      std::make_shared<TablePolicy>(std::move(rules), defaultChunk));
+}
+
+namespace {
+/// Options of a specification, taken one by one; what is left is unknown.
+class SpecOptions {
+public:
+  static Expected<SpecOptions> parse(std::string_view spec) {
+    SpecOptions result;
+    size_t colon = spec.find(':');
+    result.name = std::string(spec.substr(0, colon));
+    if (colon == std::string_view::npos)
+      return result;
+    std::string_view rest = spec.substr(colon + 1);
+    std::string item;
+    int depth = 0;
+    auto finish = [&]() -> Status {
+      size_t equals = std::string::npos;
+      int level = 0;
+      for (size_t i = 0; i < item.size(); ++i) {
+        level += item[i] == '[' ? 1 : item[i] == ']' ? -1 : 0;
+        if (item[i] == '=' && level == 0) {
+          equals = i;
+          break;
+        }
+      }
+      std::string key, value = item;
+      if (equals != std::string::npos) {
+        key = item.substr(0, equals);
+        value = item.substr(equals + 1);
+      } else if (!result.items.empty()) {
+        return result.error("options as key=value", "'" + item + "'");
+      }
+      if (value.size() >= 2 && value.front() == '[' && value.back() == ']')
+        value = value.substr(1, value.size() - 2);
+      if (value.empty())
+        return result.error("a value for every option", "'" + item + "'");
+      for (const Item &other : result.items)
+        if (other.key == key)
+          return result.error("option '" + key + "' once", "it again");
+      result.items.push_back({key, value});
+      item.clear();
+      return Status::ok();
+    };
+    for (char c : rest) {
+      depth += c == '[' ? 1 : c == ']' ? -1 : 0;
+      if (depth < 0)
+        break;
+      if (c == ',' && depth == 0) {
+        if (Status status = finish(); !status)
+          return status;
+        continue;
+      }
+      item += c;
+    }
+    if (depth != 0)
+      return result.error("brackets in pairs", "'" + std::string(rest) + "'");
+    if (Status status = finish(); !status)
+      return status;
+    return result;
+  }
+
+  Status error(const std::string &expected, const std::string &got) const {
+    return Status::invalidArgument("policy '" + name + "': expected " +
+                                   expected + ", got " + got);
+  }
+
+  /// The value of `key`; an item without a key stands for `positional`.
+  std::optional<std::string> take(const char *key, bool positional = false) {
+    known += (known.empty() ? "" : ", ") + std::string(key);
+    for (size_t i = 0; i < items.size(); ++i)
+      if (items[i].key == key || (positional && items[i].key.empty())) {
+        std::string value = items[i].value;
+        items.erase(items.begin() + static_cast<ptrdiff_t>(i));
+        return value;
+      }
+    return std::nullopt;
+  }
+  Status takeInteger(const char *key, int64_t least, int64_t most,
+                     int64_t &value, bool positional = false) {
+    std::optional<std::string> text = take(key, positional);
+    if (!text)
+      return Status::ok();
+    int64_t parsed = 0;
+    auto [end, code] =
+        std::from_chars(text->data(), text->data() + text->size(), parsed);
+    if (code != std::errc() || end != text->data() + text->size() ||
+        parsed < least || parsed > most)
+      return error(std::string(key) + " to be an integer from " +
+                       std::to_string(least) + " to " + std::to_string(most),
+                   "'" + *text + "'");
+    value = parsed;
+    return Status::ok();
+  }
+  Status takeNumber(const char *key, double least, double &value) {
+    std::optional<std::string> text = take(key);
+    if (!text)
+      return Status::ok();
+    char *end = nullptr;
+    double parsed = std::strtod(text->c_str(), &end);
+    if (end == text->c_str() || *end || !std::isfinite(parsed) ||
+        parsed < least)
+      return error(std::string(key) + " to be a number of at least " +
+                       number(least),
+                   "'" + *text + "'");
+    value = parsed;
+    return Status::ok();
+  }
+  Status done() const {
+    if (items.empty())
+      return Status::ok();
+    return error(known.empty() ? "no options" : "an option of " + known,
+                 items.front().key.empty() ? "'" + items.front().value + "'"
+                                           : "'" + items.front().key + "'");
+  }
+
+  std::string name;
+
+private:
+  struct Item {
+    std::string key, value;
+  };
+  std::vector<Item> items;
+  std::string known;
+};
+
+Status takeRule(SpecOptions &spec, RuleOptions &options, bool drawsRange) {
+  std::optional<std::string> named = spec.take("rule");
+  if (named) {
+    Expected<ChunkRule> rule = ChunkRule::named(*named);
+    if (!rule)
+      return spec.error("a rule of legacy, calibrated, routed, confirm, "
+                        "unified, tile32, coarse, profile",
+                        "'" + *named + "'");
+    options.rule = *rule;
+  }
+  constexpr int64_t kLargest = int64_t(1) << 40;
+  int64_t least = 0, most = 0, bins = options.bins, smooth = 0;
+  double reference = -1;
+  if (Status s = spec.takeInteger("c_min", 1, kLargest, least); !s)
+    return s;
+  if (Status s = spec.takeInteger("c_max", 1, kLargest, most); !s)
+    return s;
+  if (!drawsRange)
+    if (Status s = spec.takeNumber("h_ref", 0, reference); !s)
+      return s;
+  if (least || most || reference >= 0) {
+    if (options.rule.kind() != ChunkRule::Kind::PowerOfTwo)
+      return spec.error("c_min, c_max and h_ref with a power-of-two rule only",
+                        "rule '" + options.rule.name() + "'");
+    Expected<ChunkRule> rule = ChunkRule::powerOfTwo(
+        least ? least : options.rule.minimum(),
+        most ? most : options.rule.maximum(),
+        reference >= 0 ? reference : options.rule.reference());
+    if (!rule)
+      return Status::invalidArgument("policy '" + spec.name +
+                                     "': " + rule.status().message());
+    options.rule = *rule;
+  }
+  if (!drawsRange) {
+    if (Status s = spec.takeInteger("bins", 2, 65536, bins); !s)
+      return s;
+  }
+  options.bins = static_cast<int>(bins);
+  if (Status s = spec.takeInteger("min_length", 0, kLargest, options.minLength);
+      !s)
+    return s;
+  if (spec.name == "entropy" || spec.name == "sampled" || spec.name == "token")
+    if (Status s = spec.takeInteger("smooth", 0, 1, smooth); !s)
+      return s;
+  options.smooth = smooth;
+  return Status::ok();
+}
+
+Expected<std::shared_ptr<Policy>> build(SpecOptions &spec,
+                                        const PolicyContext &context) {
+  auto inner = [&](const std::string &text) {
+    return parsePolicy(text, context);
+  };
+  const std::string &name = spec.name;
+  auto model = [&]() -> std::shared_ptr<const CostModel> {
+    if (context.model)
+      return context.model;
+    return std::shared_ptr<const CostModel>(std::shared_ptr<void>(),
+                                            &CostModel::shipped());
+  };
+  constexpr int64_t kLargest = int64_t(1) << 40;
+  if (name == "unsplit")
+    return std::shared_ptr<Policy>(std::make_shared<UnsplitPolicy>());
+  if (name == "static") {
+    int64_t chunk = 0;
+    if (Status s = spec.takeInteger("chunk", 1, kLargest, chunk, true); !s)
+      return s;
+    if (!chunk)
+      return spec.error("a number of tokens, as in 'static:256'", "none");
+    return std::shared_ptr<Policy>(std::make_shared<StaticPolicy>(chunk));
+  }
+  if (name == "entropy" || name == "sampled" || name == "token") {
+    RuleOptions options;
+    int64_t stride = name == "entropy" ? 1 : 8;
+    if (name != "entropy")
+      if (Status s = spec.takeInteger("stride", 1, kLargest, stride, true); !s)
+        return s;
+    if (Status s = takeRule(spec, options, false); !s)
+      return s;
+    Sampling sampling = name == "entropy"  ? Sampling::Full
+                        : name == "token" ? Sampling::Token
+                                          : Sampling::Strided;
+    return std::shared_ptr<Policy>(
+        std::make_shared<EntropyPolicy>(options, sampling, stride));
+  }
+  if (name == "cheap" || name == "variance" || name == "kurtosis") {
+    RuleOptions options;
+    if (Status s = takeRule(spec, options, false); !s)
+      return s;
+    auto proxy = name == "cheap"      ? ProxyPolicy::Proxy::Cheap
+                 : name == "variance" ? ProxyPolicy::Proxy::Variance
+                                      : ProxyPolicy::Proxy::Kurtosis;
+    return std::shared_ptr<Policy>(
+        std::make_shared<ProxyPolicy>(options, proxy));
+  }
+  if (name == "midpoint") {
+    RuleOptions options;
+    if (Status s = takeRule(spec, options, false); !s)
+      return s;
+    return std::shared_ptr<Policy>(std::make_shared<MidpointPolicy>(options));
+  }
+  if (name == "random") {
+    RuleOptions options;
+    int64_t seed = 0;
+    if (Status s = spec.takeInteger("seed", 0, INT64_MAX, seed, true); !s)
+      return s;
+    if (Status s = takeRule(spec, options, true); !s)
+      return s;
+    return std::shared_ptr<Policy>(
+        std::make_shared<RandomPolicy>(options, static_cast<uint64_t>(seed)));
+  }
+  if (name == "guarded") {
+    std::string innerSpec = spec.take("inner", true).value_or("sampled");
+    std::string mode = spec.take("mode").value_or("buckets");
+    if (mode != "buckets" && mode != "gain")
+      return spec.error("mode to be 'buckets' or 'gain'", "'" + mode + "'");
+    int64_t fallback = 512, delta = 2;
+    double margin = 0.02, cost = -1;
+    std::optional<std::string> text = spec.take("fallback");
+    if (text && *text == "unsplit") {
+      fallback = 0;
+    } else if (text) {
+      auto [end, code] = std::from_chars(
+          text->data(), text->data() + text->size(), fallback);
+      if (code != std::errc() || end != text->data() + text->size() ||
+          fallback < 1 || fallback > kLargest)
+        return spec.error(
+            "fallback to be 'unsplit' or a number of tokens of at least 1",
+            "'" + *text + "'");
+    }
+    if (mode == "buckets") {
+      if (Status s = spec.takeInteger("delta", 0, 64, delta); !s)
+        return s;
+    } else {
+      if (Status s = spec.takeNumber("margin", 0, margin); !s)
+        return s;
+      if (Status s = spec.takeNumber("cost_us", 0, cost); !s)
+        return s;
+    }
+    auto policy = inner(innerSpec);
+    if (!policy)
+      return policy.takeStatus();
+    return std::shared_ptr<Policy>(std::make_shared<GuardedPolicy>(
+        *policy, fallback, delta, mode == "gain", margin,
+        cost >= 0 ? std::optional<double>(cost * 1e-3) : std::nullopt,
+        model()));
+  }
+  if (name == "table") {
+    std::optional<std::string> path = spec.take("file", true);
+    if (!path) {
+      const char *shipped = shippedFile("chunk-rules-paper.json");
+      return readRules(shipped ? shipped : "", "chunk-rules-paper.json");
+    }
+    Expected<std::string> text = json::readFile(*path);
+    if (!text)
+      return text.takeStatus();
+    return readRules(*text, *path);
+  }
+  if (name == "cost-model") {
+    double margin = 0.02;
+    if (Status s = spec.takeNumber("margin", 0, margin); !s)
+      return s;
+    std::shared_ptr<const CostModel> costs = model();
+    if (std::optional<std::string> path = spec.take("file", true)) {
+      Expected<CostModel> loaded = CostModel::load(*path);
+      if (!loaded)
+        return loaded.takeStatus();
+      costs = std::make_shared<CostModel>(std::move(*loaded));
+    }
+    return std::shared_ptr<Policy>(
+        std::make_shared<CostModelPolicy>(std::move(costs), margin));
+  }
+  if (name == "measured") {
+    std::shared_ptr<const ChunkTable> table = context.table;
+    if (std::optional<std::string> path = spec.take("file", true)) {
+      Expected<ChunkTable> loaded = ChunkTable::load(*path);
+      if (!loaded)
+        return loaded.takeStatus();
+      table = std::make_shared<ChunkTable>(std::move(*loaded));
+    }
+    if (!table)
+      table = std::shared_ptr<const ChunkTable>(std::shared_ptr<void>(),
+                                                &ChunkTable::shipped());
+    auto policy = inner(spec.take("inner").value_or("cost-model"));
+    if (!policy)
+      return policy.takeStatus();
+    return std::shared_ptr<Policy>(
+        std::make_shared<MeasuredPolicy>(std::move(table), *policy));
+  }
+  std::string known;
+  for (const std::string &each : policyNames())
+    known += (known.empty() ? "" : ", ") + each;
+  return Status::invalidArgument("expected a policy of " + known + ", got '" +
+                                 name + "'");
+}
+} // namespace
+
+Expected<std::shared_ptr<const Policy>>
+scheduler::parsePolicy(std::string_view text, const PolicyContext &context) {
+  // Brackets nest policies; nobody means more than a few.
+  if (std::count(text.begin(), text.end(), '[') > 16)
+    return Status::invalidArgument(
+        "expected a policy of at most 16 brackets, got more");
+  Expected<SpecOptions> spec = SpecOptions::parse(text);
+  if (!spec)
+    return spec.takeStatus();
+  Expected<std::shared_ptr<Policy>> policy = build(*spec, context);
+  if (!policy)
+    return policy.takeStatus();
+  if (Status status = spec->done(); !status)
+    return status;
+  (*policy)->text = std::string(text);
+  return std::shared_ptr<const Policy>(std::move(*policy));
+}
+
+Expected<std::shared_ptr<const Policy>>
+scheduler::parseRules(std::string_view text, std::string_view name) {
+  Expected<std::shared_ptr<Policy>> policy = readRules(text, name);
+  if (!policy)
+    return policy.takeStatus();
+  (*policy)->text = "table";
+  return std::shared_ptr<const Policy>(std::move(*policy));
+}
