@@ -1087,6 +1087,191 @@ func.func @main(%x: tensor<?x4xf32>, %h: tensor<?x4xbf16>) -> (tensor<?x4xf32>, 
       << executable->explain();
 }
 
+//===----------------------------------------------------------------------===//
+// Policies
+//===----------------------------------------------------------------------===//
+
+TEST(Policies, StatisticsServeTheNextCall) {
+  CompileOptions options;
+  options.policy = "entropy:rule=calibrated,bins=64";
+  std::shared_ptr<Executable> executable = compile(ScanSource, options);
+  // An input to look at has been put in.
+  std::vector<Tensor> inputs = scanInputs(1, 400), outputs;
+  ASSERT_OK(executable->run("main", inputs, outputs));
+  ChunkInfo info = executable->chunks()[0];
+  EXPECT_EQ(info.chunk, 400);
+  EXPECT_FALSE(info.usedData);
+  EXPECT_EQ(info.reason,
+            "policy entropy:rule=calibrated,bins=64: no statistics yet");
+  ASSERT_EQ(executable->observations().size(), 1u);
+  ObservationInfo seen = executable->observations()[0];
+  EXPECT_EQ(seen.site, "layer0.scan");
+  EXPECT_EQ(seen.calls, 1u);
+  EXPECT_EQ(seen.count, 400u * 8);
+  EXPECT_EQ(seen.validity, "ok");
+  EXPECT_EQ(seen.bins, 64);
+  // The published estimator and rule, written down once more.
+  std::vector<double> u = valuesOf(inputs[0]);
+  float low = static_cast<float>(*std::min_element(u.begin(), u.end()));
+  float high = static_cast<float>(*std::max_element(u.begin(), u.end()));
+  std::vector<double> counts(64);
+  for (double x : u) {
+    float t = (static_cast<float>(x) - low) / ((high - low) + 1e-8f);
+    ++counts[std::min(63, static_cast<int>(64 * t))];
+  }
+  double entropy = 0;
+  for (double c : counts)
+    if (c > 0) {
+      double p = c / static_cast<double>(u.size());
+      entropy -= p * std::log(p);
+    }
+  EXPECT_NEAR(seen.entropy, entropy, 1e-6);
+  double raw = 32 + std::min(entropy / std::log(64.0), 1.0) * 480;
+  double chunk = std::exp2(std::nearbyint(std::log2(raw)));
+  // The next call decides on that, whatever it brings itself.
+  std::vector<Tensor> zeros = scanInputs(1, 300);
+  std::fill_n(zeros[0].dataAs<float>(), 300 * 8, 0.0f);
+  ASSERT_OK(executable->run("main", zeros, outputs = {}));
+  info = executable->chunks()[0];
+  EXPECT_EQ(static_cast<double>(info.chunk), chunk);
+  EXPECT_TRUE(info.usedData);
+  // A constant input is a fact, and the rule's least chunk.
+  ASSERT_OK(executable->run("main", zeros, outputs = {}));
+  info = executable->chunks()[0];
+  EXPECT_EQ(info.chunk, 32);
+  EXPECT_EQ(executable->observations()[0].validity, "constant");
+  // One that is not finite is nothing to decide on.
+  zeros[0].dataAs<float>()[17] = std::numeric_limits<float>::quiet_NaN();
+  ASSERT_OK(executable->run("main", zeros, outputs = {}));
+  ASSERT_OK(executable->run("main", inputs, outputs = {}));
+  info = executable->chunks()[0];
+  EXPECT_EQ(info.chunk, 400);
+  EXPECT_EQ(info.reason,
+            "policy entropy:rule=calibrated,bins=64: statistics not finite");
+}
+
+TEST(Policies, EveryOneGivesTheSameResult) {
+  CompileOptions unsplit;
+  unsplit.policy = "unsplit";
+  std::vector<Tensor> inputs = scanInputs(2, 333), expected;
+  ASSERT_OK(compile(ScanSource, unsplit)->run("main", inputs, expected));
+  for (const char *policy :
+       {"static:64", "entropy", "sampled", "token", "midpoint", "random",
+        "cheap", "variance", "kurtosis", "guarded", "guarded:mode=gain",
+        "table", "cost-model", "measured"}) {
+    SCOPED_TRACE(policy);
+    CompileOptions options;
+    options.policy = policy;
+    std::shared_ptr<Executable> executable = compile(ScanSource, options);
+    for (int call = 0; call < 3; ++call) {
+      std::vector<Tensor> outputs;
+      ASSERT_OK(executable->run("main", inputs, outputs));
+      // Bit by bit: values that overflow are part of it.
+      EXPECT_FALSE(std::memcmp(outputs[0].data(), expected[0].data(),
+                               outputs[0].numBytes()));
+      EXPECT_GE(executable->chunks()[0].chunk, 1);
+      EXPECT_EQ(executable->chunks()[0].policy, policy);
+    }
+  }
+}
+
+TEST(Policies, CanBeSet) {
+  CompileOptions options;
+  options.policy = "sampled";
+  std::shared_ptr<Executable> executable = compile(ScanSource, options);
+  std::vector<Tensor> outputs;
+  ASSERT_OK(executable->setPolicy("", "static:12"));
+  ASSERT_OK(executable->run("main", scanInputs(1, 40), outputs));
+  EXPECT_EQ(executable->chunks()[0].chunk, 12);
+  ASSERT_OK(executable->setPolicy("layer0.scan", "guarded:fallback=64"));
+  ASSERT_OK(executable->run("main", scanInputs(1, 40), outputs = {}));
+  EXPECT_TRUE(executable->chunks()[0].usedData);
+  EXPECT_STATUS(executable->setPolicy("other", "unsplit"), NotFound,
+                "expected a chunk site of <source> (layer0.scan), got 'other'");
+  EXPECT_STATUS(executable->setPolicy("", "static:0"), InvalidArgument,
+                "policy 'static': expected chunk to be an integer from 1 to "
+                "1099511627776, got '0'");
+  // What is gathered is decided when the program is compiled.
+  EXPECT_STATUS(executable->setPolicy("", "token"), InvalidArgument,
+                "site 'layer0.scan': expected a policy on the statistics that "
+                "the program gathers there, got 'token', which wants others; "
+                "compile with it");
+  EXPECT_STATUS(compile(ScanSource)->setPolicy("", "entropy"), InvalidArgument,
+                "site 'layer0.scan': expected a policy without statistics, as "
+                "the program gathers none there, got 'entropy'; compile with "
+                "it");
+}
+
+TEST(Policies, AtASite) {
+  std::string source = R"(
+func.func @main(%u: tensor<?x?x8xf32>, %A: tensor<8x4xf32>, %B: tensor<?x?x1x4xf32>) -> tensor<?x?x8xf32> {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %b = tensor.dim %u, %c0 : tensor<?x?x8xf32>
+  %l = tensor.dim %u, %c1 : tensor<?x?x8xf32>
+  %c = ssm.bind_chunk @layer7.scan(%b, %l) {policy = "POLICY"}
+  %y = ssm.selective_scan %u, %u, %A, %B, %B chunk_size(%c) {delta_softplus} : tensor<?x?x8xf32>, tensor<?x?x8xf32>,
+      tensor<8x4xf32>, tensor<?x?x1x4xf32>, tensor<?x?x1x4xf32> -> tensor<?x?x8xf32>
+  return %y : tensor<?x?x8xf32>
+}
+)";
+  auto with = [&](const std::string &policy) {
+    std::string text = source;
+    return text.replace(text.find("POLICY"), 6, policy);
+  };
+  std::vector<Tensor> all = scanInputs(1, 100);
+  std::vector<Tensor> inputs = {all[0], all[2], all[3]}, outputs;
+  std::shared_ptr<Executable> executable = compile(with("token:8"));
+  ASSERT_OK(executable->run("main", inputs, outputs));
+  ASSERT_OK(executable->run("main", inputs, outputs = {}));
+  EXPECT_TRUE(executable->chunks()[0].usedData);
+  EXPECT_EQ(executable->chunks()[0].policy, "token:8");
+  EXPECT_EQ(executable->observations()[0].count, 2 * 13u * 8);
+  EXPECT_FAILS(newContext()->compile(with("best")), CompileError,
+               "site 'layer7.scan': expected a policy of unsplit, static, "
+               "entropy, sampled, token, midpoint, random, cheap, variance, "
+               "kurtosis, guarded, table, cost-model, measured, got 'best'");
+  EXPECT_STATUS(newContext()->exportProgram(with("token"), "o", "unused.o"),
+                Unsupported,
+                "site 'layer7.scan': expected policy 'unsplit' or "
+                "'static:<tokens>' for an exported program, got 'token'");
+  CompileOptions options;
+  options.policy = "entropy";
+  EXPECT_STATUS(newContext()->exportProgram(ScanSource, "o", "unused.o", "",
+                                            options),
+                Unsupported,
+                "expected policy 'unsplit' or 'static:<tokens>' for an "
+                "exported program, got 'entropy'");
+}
+
+TEST(Policies, ManyThreads) {
+  CompileOptions options;
+  options.policy = "guarded:inner=[sampled:stride=2],fallback=16";
+  std::shared_ptr<Executable> executable = compile(ScanSource, options);
+  std::vector<Tensor> inputs = scanInputs(1, 77), expected;
+  ASSERT_OK(executable->run("main", inputs, expected));
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 50; ++i) {
+        std::vector<Tensor> outputs;
+        if (!executable->run("main", inputs, outputs) ||
+            std::memcmp(outputs[0].data(), expected[0].data(),
+                        outputs[0].numBytes()))
+          ++wrong;
+        if (t == 0 && i % 10 == 0 && !executable->setChunk("layer0.scan", i))
+          ++wrong;
+        if (executable->chunks()[0].chunk < 1)
+          ++wrong;
+      }
+    });
+  for (std::thread &thread : threads)
+    thread.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(executable->observations()[0].calls, 201u);
+}
+
 TEST(Explanations, Content) {
   CompileOptions options;
   options.policy = "static:8";
@@ -1254,6 +1439,24 @@ TEST(Memory, CountsAllocations) {
   counting = false;
   EXPECT_GE(allocations, 2u);
   delete kept;
+}
+
+TEST(Memory, DecisionsAndStatisticsAllocateNothing) {
+#ifndef COREY_TEST_COUNTS_ALLOCATIONS
+  GTEST_SKIP() << "allocations are not counted in this build";
+#endif
+  for (const char *policy : {"entropy", "token:2", "guarded", "measured"}) {
+    SCOPED_TRACE(policy);
+    ContextOptions contextOptions;
+    contextOptions.threads = 1;
+    CompileOptions options;
+    options.policy = policy;
+    std::shared_ptr<Executable> executable =
+        take(take(Context::create(contextOptions))->compile(ScanSource, options));
+    std::vector<Tensor> inputs = scanInputs(2, 65), outputs;
+    ASSERT_OK(executable->run("main", inputs, outputs));
+    expectNoAllocation(*executable, inputs, outputs);
+  }
 }
 
 TEST(Memory, WarmCallsAllocateNothing) {

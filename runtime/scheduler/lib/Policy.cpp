@@ -233,7 +233,8 @@ private:
     switch (proxy) {
     case Proxy::Cheap:
       ratio = std::clamp(
-          s.meanAbsolute / (std::sqrt(s.rms * s.rms + 1e-8) + 1e-8), 0.0, 1.0);
+          // sqrt(rms^2 + 1e-8), where the square may overflow.
+          s.meanAbsolute / (std::hypot(s.rms, 1e-4) + 1e-8), 0.0, 1.0);
       break;
     case Proxy::Variance: {
       double sigma = std::sqrt(s.variance + 1e-8);
@@ -631,6 +632,8 @@ public:
       if (equals != std::string::npos) {
         key = item.substr(0, equals);
         value = item.substr(equals + 1);
+        if (key.empty())
+          return result.error("a name for every option", "'" + item + "'");
       } else if (!result.items.empty()) {
         return result.error("options as key=value", "'" + item + "'");
       }
@@ -699,10 +702,12 @@ public:
     std::optional<std::string> text = take(key);
     if (!text)
       return Status::ok();
-    char *end = nullptr;
-    double parsed = std::strtod(text->c_str(), &end);
-    if (end == text->c_str() || *end || !std::isfinite(parsed) ||
-        parsed < least)
+    // Whatever the locale of the process is.
+    double parsed = 0;
+    auto [end, code] =
+        std::from_chars(text->data(), text->data() + text->size(), parsed);
+    if (code != std::errc() || end != text->data() + text->size() ||
+        !std::isfinite(parsed) || parsed < least)
       return error(std::string(key) + " to be a number of at least " +
                        number(least),
                    "'" + *text + "'");

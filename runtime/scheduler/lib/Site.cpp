@@ -75,7 +75,8 @@ void Site::publish(const Statistics &s, double milliseconds) {
   statistics = s;
   statisticsMs = milliseconds;
   ++publications;
-  if (s.usable())
+  // An average never gets rid of a number that is none.
+  if (s.usable() && std::isfinite(s.entropy.value()))
     average.update(s.entropy.value());
 }
 
