@@ -385,11 +385,13 @@ TEST(CostModelTest, FitKeepsGroupsApart) {
   b.name = "b";
   b.tile = 16;
   ChunkTable table = synthetic(slow, a, 6, 0, 1);
-  for (TableEntry entry : synthetic(fast, b, 6, 0, 2).entries()) {
+  ChunkTable onGPU = synthetic(fast, b, 6, 0, 2),
+             inF16 = synthetic(fast, a, 6, 0, 1);
+  for (TableEntry entry : onGPU.entries()) {
     entry.device = "gpu-test";
     ASSERT_TRUE(table.add(entry));
   }
-  for (TableEntry entry : synthetic(fast, a, 6, 0, 1).entries()) {
+  for (TableEntry entry : inF16.entries()) {
     entry.problem.type = ElementType::F16;
     ASSERT_TRUE(table.add(entry));
   }

@@ -509,7 +509,7 @@ TEST(EstimatorTest, SegmentsAndCountedBits) {
     for (size_t i = 0; i < data.size(); i += 100000)
       data.set(i, 20);
     for (RangeMode range : kExactRanges) {
-      if (c.size > 1000000 && range == RangeMode::PaddedMinMax)
+      if (c.size > 1000000 && range != RangeMode::MinMax)
         continue;
       SCOPED_TRACE(describe(c.type, range, 256, c.size));
       check(data, withRange(range));
@@ -518,7 +518,7 @@ TEST(EstimatorTest, SegmentsAndCountedBits) {
 }
 
 /// The path that counts bits and the one that does not see one and the same
-/// data: a tensor and itself seven times over, by an axis that repeats.
+/// data: a tensor and itself four times over, by an axis that repeats.
 TEST(EstimatorTest, CountedBitsAgreeWithElements) {
   for (ElementType type : {ElementType::F16, ElementType::BF16})
     for (int bins : {2, 3, 100, 256, 65536})
@@ -533,9 +533,9 @@ TEST(EstimatorTest, CountedBitsAgreeWithElements) {
         Estimator many = make(withRange(range, bins));
         for (int call = 0; call < 3; ++call) {
           Statistics a = run(few, data.view({65536}));
-          TensorView seven = data.view({4, 65536});
-          seven.strides[0] = 0;
-          Statistics b = run(many, seven);
+          TensorView times = data.view({4, 65536});
+          times.strides[0] = 0;
+          Statistics b = run(many, times);
           ASSERT_EQ(4 * a.count, b.count);
           EXPECT_EQ(4 * a.nan, b.nan);
           EXPECT_EQ(4 * a.negativeInfinity, b.negativeInfinity);
@@ -1494,7 +1494,9 @@ TEST(EstimatorTest, ThreadsDoNotMatter) {
         options.stride = mode.sampling == Sampling::Strided ? 2 : 1;
         options.threads = threads;
         Estimator estimator = make(options);
-        for (size_t call = 0; call < 2; ++call) {
+        // Only running quantiles remember an earlier call.
+        size_t calls = mode.range == RangeMode::RunningQuantile ? 2 : 1;
+        for (size_t call = 0; call < calls; ++call) {
           Statistics s = run(estimator, data.view({1, L, D}));
           if (threads == 1) {
             one.push_back(s);

@@ -690,29 +690,24 @@ TEST(PolicyTest, GuardOfBuckets) {
   struct Case {
     int64_t chosen, fallback, delta, chunk;
   };
+  // round(log2 C): 7 up to 181 = 2^7.4998, 8 from 182 = 2^7.508.
   const Case cases[] = {
       {128, 512, 2, 128},   {256, 512, 2, 512},   {512, 512, 2, 512},
       {1024, 512, 2, 512},  {2048, 512, 2, 2048}, {256, 512, 1, 256},
       {512, 512, 0, 512},   {256, 512, 0, 256},   {1, 512, 9, 1},
       {1, 512, 10, 512},    {100, 512, 2, 100},   {182, 512, 2, 512},
-      {180, 512, 2, 512},   {181, 256, 1, 256},   {180, 256, 1, 256},
+      {181, 512, 2, 181},   {181, 256, 1, 181},   {182, 256, 1, 256},
       {3000, 300, 4, 3000}, {3000, 300, 5, 300}};
   for (const Case &c : cases) {
+    SCOPED_TRACE(std::to_string(c.chosen) + " " + std::to_string(c.fallback));
     Decision d = decide("guarded:inner=[static:" + std::to_string(c.chosen) +
                             "],fallback=" + std::to_string(c.fallback) +
                             ",delta=" + std::to_string(c.delta),
                         4096);
-    // round(log2): 181 and 180 are 2^7.49..2^7.5; 182 is 2^7.51.
-    int64_t distance =
-        std::llabs(std::lround(std::log2(static_cast<double>(c.chosen))) -
-                   std::lround(std::log2(static_cast<double>(c.fallback))));
-    int64_t expected = distance < c.delta ? c.fallback : c.chosen;
-    EXPECT_EQ(expected, d.chunk) << c.chosen << " " << c.fallback;
-    EXPECT_EQ(expected == c.chosen && distance >= c.delta ? Reason::GuardPassed
-                                                          : Reason::GuardHeld,
-              d.reason);
-    if (c.chosen >= 128 && c.delta == 2 && c.chosen % 128 == 0)
-      EXPECT_EQ(c.chunk, d.chunk);
+    EXPECT_EQ(c.chunk, d.chunk);
+    bool passed = c.chunk == c.chosen && (c.chosen != c.fallback || !c.delta);
+    EXPECT_EQ(passed ? Reason::GuardPassed : Reason::GuardHeld, d.reason);
+    EXPECT_EQ(passed ? c.fallback : c.chosen, d.other);
   }
 }
 
@@ -1152,7 +1147,7 @@ TEST(PolicyTest, CostModelAgainstEveryChunk) {
     RecordProperty(std::string(kind) + "_worst", std::to_string(excess.worst));
     RecordProperty(std::string(kind) + "_mean", std::to_string(mean));
     EXPECT_EQ(480, excess.problems);
-    EXPECT_LE(mean, 0.02);
+    EXPECT_LE(mean, segmented ? 0.05 : 0.02);
     EXPECT_LE(excess.worst, 0.6) << excess.where;
   }
 }

@@ -5,6 +5,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "LoweringUtils.h"
+#include "corey/Analysis/FusionPlan.h"
 #include "mlir/Dialect/Linalg/IR/Linalg.h"
 #include "mlir/IR/AffineExpr.h"
 
@@ -21,8 +22,89 @@ static Value toElement(OpBuilder &b, Location loc, Value value, Type type) {
 }
 
 namespace {
-/// Any pointwise op becomes one generic that widens to f32, applies the op's
-/// scalar function and rounds. Operands of lower rank stand on trailing axes.
+/// What a kernel over elements computes: `result` of pointwise ops in `set`.
+struct ElementwiseKernel {
+  Value result;
+  llvm::function_ref<bool(Operation *)> contains;
+  /// Values from outside, each once.
+  SmallVector<Value> leaves;
+
+  void collect(Value value) {
+    Operation *producer = value.getDefiningOp();
+    if (!producer || !contains(producer)) {
+      if (!llvm::is_contained(leaves, value))
+        leaves.push_back(value);
+      return;
+    }
+    for (Value operand : producer->getOperands())
+      collect(operand);
+  }
+
+  Value emit(OpBuilder &b, Location loc, Value value, ValueRange args,
+             DenseMap<Value, Value> &done) {
+    if (Value known = done.lookup(value))
+      return known;
+    Value made;
+    auto leaf = llvm::find(leaves, value);
+    if (leaf != leaves.end()) {
+      made = toElement(b, loc, args[leaf - leaves.begin()], b.getF32Type());
+    } else {
+      SmallVector<Value> operands;
+      for (Value operand : value.getDefiningOp()->getOperands())
+        operands.push_back(emit(b, loc, operand, args, done));
+      made = cast<FusableOpInterface>(value.getDefiningOp())
+                 .emitScalar(b, loc, operands);
+    }
+    return done[value] = made;
+  }
+};
+
+/// One generic that widens to f32, applies the scalar functions and rounds.
+/// Operands of lower rank stand on trailing axes.
+Value buildGeneric(OpBuilder &builder, Location loc, Value result,
+                   llvm::function_ref<bool(Operation *)> contains) {
+  ElementwiseKernel kernel{result, contains, {}};
+  kernel.collect(result);
+  auto type = cast<RankedTensorType>(result.getType());
+  int64_t rank = type.getRank();
+  // A size may be known of one tensor only.
+  SmallVector<OpFoldResult> sizes(rank);
+  for (int64_t i = 0; i < rank; ++i)
+    if (!type.isDynamicDim(i))
+      sizes[i] = builder.getIndexAttr(type.getDimSize(i));
+  for (Value leaf : kernel.leaves) {
+    auto leafType = cast<RankedTensorType>(leaf.getType());
+    int64_t offset = rank - leafType.getRank();
+    for (int64_t i = 0; i < leafType.getRank(); ++i)
+      if (!sizes[offset + i])
+        sizes[offset + i] = tensor::getMixedSize(builder, loc, leaf, i);
+  }
+  Value init =
+      tensor::EmptyOp::create(builder, loc, sizes, type.getElementType());
+  AffineMap identity = builder.getMultiDimIdentityMap(rank);
+  SmallVector<AffineMap> maps;
+  for (Value leaf : kernel.leaves)
+    maps.push_back(identity.getMinorIdentityMap(
+        rank, cast<ShapedType>(leaf.getType()).getRank(), builder.getContext()));
+  maps.push_back(identity);
+  SmallVector<utils::IteratorType> iterators(rank,
+                                             utils::IteratorType::parallel);
+  auto generic = linalg::GenericOp::create(
+      builder, loc, init.getType(), kernel.leaves, init, maps, iterators,
+      [&](OpBuilder &b, Location loc, ValueRange args) {
+        DenseMap<Value, Value> done;
+        Value value = kernel.emit(b, loc, result, args, done);
+        linalg::YieldOp::create(
+            b, loc, toElement(b, loc, value, type.getElementType()));
+      });
+  Value made = generic.getResult(0);
+  if (made.getType() != type)
+    made = tensor::CastOp::create(builder, loc, type, made);
+  return made;
+}
+
+/// Any pointwise op on its own. Those around an anchor that is still to be lowered
+/// wait for it.
 struct ElementwiseLowering
     : public OpInterfaceRewritePattern<FusableOpInterface> {
   using OpInterfaceRewritePattern::OpInterfaceRewritePattern;
@@ -32,52 +114,33 @@ struct ElementwiseLowering
     if (!fusable.isPointwise())
       return failure();
     Operation *op = fusable;
-    Location loc = op->getLoc();
-    auto type = cast<RankedTensorType>(op->getResult(0).getType());
-    int64_t rank = type.getRank();
-    // A size may be known of the operand or of the result only.
-    SmallVector<OpFoldResult> sizes =
-        tensor::getMixedSizes(rewriter, loc, op->getOperand(0));
-    for (int64_t i = 0; i < rank; ++i)
-      if (!type.isDynamicDim(i))
-        sizes[i] = rewriter.getIndexAttr(type.getDimSize(i));
-    Value init =
-        tensor::EmptyOp::create(rewriter, loc, sizes, type.getElementType());
-    AffineMap identity = rewriter.getMultiDimIdentityMap(rank);
-    SmallVector<AffineMap> maps;
-    for (Value operand : op->getOperands())
-      maps.push_back(identity.getMinorIdentityMap(
-          rank, cast<ShapedType>(operand.getType()).getRank(),
-          rewriter.getContext()));
-    maps.push_back(identity);
-    SmallVector<utils::IteratorType> iterators(rank,
-                                               utils::IteratorType::parallel);
-    auto generic = linalg::GenericOp::create(
-        rewriter, loc, init.getType(), op->getOperands(), init, maps, iterators,
-        [&](OpBuilder &b, Location loc, ValueRange args) {
-          SmallVector<Value> widened;
-          for (Value arg : args.drop_back())
-            widened.push_back(toElement(b, loc, arg, b.getF32Type()));
-          Value result = fusable.emitScalar(b, loc, widened);
-          linalg::YieldOp::create(
-              b, loc, toElement(b, loc, result, type.getElementType()));
-        });
-    Value result = generic.getResult(0);
-    if (result.getType() != type)
-      result = tensor::CastOp::create(rewriter, loc, type, result);
-    rewriter.replaceOp(op, result);
+    if (isa_and_nonnull<FusedOp>(op->getParentOp()) &&
+        succeeded(planFusedRegion(op->getParentOp())))
+      return failure();
+    rewriter.replaceOp(op, buildGeneric(rewriter, op->getLoc(),
+                                        op->getResult(0),
+                                        [&](Operation *o) { return o == op; }));
     return success();
   }
 };
 
-/// A fused region is inlined: on the CPU the loops of its members are fused by
-/// the linalg passes.
-struct InlineFused : public OpRewritePattern<FusedOp> {
+/// A region of pointwise ops becomes one generic. Any other region is inlined: its
+/// anchor has been lowered, with the pointwise ops around it, or no kernel can be
+/// made of it.
+struct LowerFused : public OpRewritePattern<FusedOp> {
   using OpRewritePattern::OpRewritePattern;
   LogicalResult matchAndRewrite(FusedOp op,
                                 PatternRewriter &rewriter) const override {
     Block &block = op.getBody().front();
     auto yield = cast<YieldOp>(block.getTerminator());
+    FailureOr<FusionPlan> plan = planFusedRegion(op);
+    if (succeeded(plan) && !plan->anchor && plan->ops.size() > 1) {
+      rewriter.setInsertionPoint(plan->result.getDefiningOp());
+      Value made = buildGeneric(
+          rewriter, op.getLoc(), plan->result,
+          [&](Operation *o) { return plan->contains(o); });
+      rewriter.replaceAllUsesWith(plan->result, made);
+    }
     rewriter.inlineBlockBefore(&block, op, op.getInputs());
     rewriter.replaceOp(op, yield.getValues());
     rewriter.eraseOp(yield);
@@ -87,5 +150,5 @@ struct InlineFused : public OpRewritePattern<FusedOp> {
 } // namespace
 
 void corey::populateElementwiseLowerings(RewritePatternSet &patterns) {
-  patterns.add<ElementwiseLowering, InlineFused>(patterns.getContext());
+  patterns.add<ElementwiseLowering, LowerFused>(patterns.getContext());
 }

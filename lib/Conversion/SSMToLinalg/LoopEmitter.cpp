@@ -138,22 +138,38 @@ Value LoopEmitter::convert(Value value, Type elementType) {
     return arith::ExtFOp::create(b, loc, type, value);
   return arith::TruncFOp::create(b, loc, type, value);
 }
+void LoopEmitter::computeOnLoad(Value memref, Compute compute) {
+  computed[memref] = std::move(compute);
+}
+void LoopEmitter::transformOnStore(Value memref, Transform transform) {
+  transformed[memref] = std::move(transform);
+}
+
 Value LoopEmitter::load(Value memref, ValueRange indices, int64_t lanes) {
+  if (auto it = computed.find(memref); it != computed.end())
+    return it->second(indices, lanes);
   auto type = cast<MemRefType>(memref.getType());
   Value loaded = vector::LoadOp::create(
       b, loc, VectorType::get({lanes}, type.getElementType()), memref, indices);
   return convert(loaded, b.getF32Type());
 }
 Value LoopEmitter::loadScalar(Value memref, ValueRange indices) {
+  if (auto it = computed.find(memref); it != computed.end())
+    return it->second(indices, /*lanes=*/0);
   return convert(memref::LoadOp::create(b, loc, memref, indices),
                  b.getF32Type());
 }
 void LoopEmitter::store(Value vector, Value memref, ValueRange indices) {
+  if (auto it = transformed.find(memref); it != transformed.end())
+    vector = it->second(vector, indices,
+                        cast<VectorType>(vector.getType()).getDimSize(0));
   auto type = cast<MemRefType>(memref.getType());
   vector::StoreOp::create(b, loc, convert(vector, type.getElementType()),
                           memref, indices);
 }
 void LoopEmitter::storeScalar(Value scalar, Value memref, ValueRange indices) {
+  if (auto it = transformed.find(memref); it != transformed.end())
+    scalar = it->second(scalar, indices, /*lanes=*/0);
   auto type = cast<MemRefType>(memref.getType());
   memref::StoreOp::create(b, loc, convert(scalar, type.getElementType()),
                           memref, indices);

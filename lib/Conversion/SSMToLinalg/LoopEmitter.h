@@ -11,6 +11,8 @@
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/IR/Builders.h"
+#include "llvm/ADT/DenseMap.h"
+#include <functional>
 
 namespace corey {
 
@@ -91,6 +93,16 @@ public:
 
   //===--- Memory
   //-----------------------------------------------------------===//
+  /// Has loads from `memref` compute a value instead: `compute` gets the indices
+  /// and the lanes, 0 for a scalar, and returns f32. The memref only lends its
+  /// sizes.
+  using Compute = std::function<Value(mlir::ValueRange indices, int64_t lanes)>;
+  void computeOnLoad(Value memref, Compute compute);
+  /// Has stores to `memref` write what `compute` makes of the value.
+  using Transform = std::function<Value(Value value, mlir::ValueRange indices,
+                                        int64_t lanes)>;
+  void transformOnStore(Value memref, Transform transform);
+
   /// Loads `lanes` consecutive elements of the last axis, as f32.
   Value load(Value memref, mlir::ValueRange indices, int64_t lanes);
   /// Loads one element, as f32.
@@ -123,6 +135,9 @@ public:
 
 private:
   Value convert(Value value, mlir::Type elementType);
+
+  llvm::DenseMap<Value, Compute> computed;
+  llvm::DenseMap<Value, Transform> transformed;
 };
 
 } // namespace corey

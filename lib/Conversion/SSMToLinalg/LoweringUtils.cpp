@@ -7,6 +7,7 @@
 #include "LoweringUtils.h"
 #include "mlir/Dialect/Bufferization/IR/Bufferization.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/Dialect/Tensor/IR/Tensor.h"
 
 using namespace mlir;
 using namespace corey;
@@ -21,12 +22,80 @@ static MemRefType stridedType(RankedTensorType type) {
       StridedLayoutAttr::get(type.getContext(), ShapedType::kDynamic, strides));
 }
 
-Value OpLowering::buffer(Value tensor) {
-  if (!tensor)
-    return {};
+OpLowering::OpLowering(PatternRewriter &rewriter, Operation *op,
+                       VectorTarget target)
+    : LoopEmitter(rewriter, op->getLoc(), target), op(op) {
+  if (!isa_and_nonnull<ssm::FusedOp>(op->getParentOp()))
+    return;
+  FailureOr<FusionPlan> found = planFusedRegion(op->getParentOp());
+  if (succeeded(found) && found->anchor == op)
+    plan = std::move(*found);
+}
+
+Value OpLowering::plainBuffer(Value tensor) {
   return bufferization::ToBufferOp::create(
       b, loc, stridedType(cast<RankedTensorType>(tensor.getType())), tensor,
       /*read_only=*/true);
+}
+
+OpLowering::Source OpLowering::sourceOf(Value value) {
+  Source source;
+  source.rank = cast<RankedTensorType>(value.getType()).getRank();
+  Operation *producer = value.getDefiningOp();
+  if (producer == op) {
+    source.isStored = true;
+    return source;
+  }
+  if (!plan->contains(producer)) {
+    source.leaf = plainBuffer(value);
+    return source;
+  }
+  source.op = producer;
+  for (Value operand : producer->getOperands())
+    source.operands.push_back(sourceOf(operand));
+  return source;
+}
+
+Value OpLowering::evaluate(const Source &source, ValueRange indices,
+                           int64_t lanes, Value stored) {
+  if (source.isStored)
+    return stored;
+  if (source.op) {
+    Values operands;
+    for (const Source &operand : source.operands)
+      operands.push_back(evaluate(operand, indices, lanes, stored));
+    return cast<ssm::FusableOpInterface>(source.op).emitScalar(b, loc, operands);
+  }
+  // Lower ranks stand on the trailing axes.
+  ValueRange own = indices.take_back(source.rank);
+  if (source.rank == 0 && lanes)
+    return splat(loadScalar(source.leaf, own), lanes);
+  return lanes ? load(source.leaf, own, lanes) : loadScalar(source.leaf, own);
+}
+
+Value OpLowering::sizesOf(const Source &source) {
+  if (source.leaf)
+    return source.leaf;
+  // The first operand of an elementwise op has all its axes.
+  return sizesOf(source.operands.front());
+}
+
+Value OpLowering::buffer(Value tensor) {
+  if (!tensor)
+    return {};
+  if (!plan || !plan->contains(tensor.getDefiningOp()))
+    return plainBuffer(tensor);
+  Source source = sourceOf(tensor);
+  // A view of its own: the same value may also be read as it is.
+  Value sizes = sizesOf(source);
+  Value view = memref::CastOp::create(
+      b, loc, stridedType(cast<RankedTensorType>(tensor.getType()).clone(
+                  cast<MemRefType>(sizes.getType()).getElementType())),
+      sizes);
+  computeOnLoad(view, [this, source](ValueRange indices, int64_t lanes) {
+    return evaluate(source, indices, lanes, Value());
+  });
+  return view;
 }
 
 Value OpLowering::output(unsigned i) {
@@ -34,14 +103,24 @@ Value OpLowering::output(unsigned i) {
     (void)cast<ReifyRankedShapedTypeOpInterface>(op).reifyResultShapes(
         b, resultShapes);
   auto type = cast<RankedTensorType>(op->getResult(i).getType());
+  bool hasEpilogue = i == 0 && plan && !plan->epilogue.empty();
+  Type element = hasEpilogue ? getElementTypeOrSelf(plan->result)
+                             : type.getElementType();
   Values sizes;
   for (int64_t dim = 0; dim < type.getRank(); ++dim)
     if (type.isDynamicDim(dim))
       sizes.push_back(
           getValueOrCreateConstantIndexOp(b, loc, resultShapes[i][dim]));
-  return memref::AllocOp::create(
-      b, loc, MemRefType::get(type.getShape(), type.getElementType()), sizes,
+  Value memref = memref::AllocOp::create(
+      b, loc, MemRefType::get(type.getShape(), element), sizes,
       b.getI64IntegerAttr(64));
+  if (hasEpilogue)
+    transformOnStore(memref, [this, source = sourceOf(plan->result)](
+                                 Value value, ValueRange indices,
+                                 int64_t lanes) {
+      return evaluate(source, indices, lanes, value);
+    });
+  return memref;
 }
 
 Value OpLowering::f32Like(Value memref) {
@@ -57,10 +136,31 @@ Value OpLowering::f32Like(Value memref) {
 
 void OpLowering::replace(PatternRewriter &rewriter, ValueRange buffers) {
   Values tensors;
-  for (auto [result, buffer] : llvm::zip_equal(op->getResults(), buffers))
-    tensors.push_back(bufferization::ToTensorOp::create(
-        b, loc, result.getType(), buffer, /*restrict=*/true,
-        /*writable=*/true));
+  for (auto [i, result, buffer] :
+       llvm::enumerate(op->getResults(), buffers)) {
+    Value replaced =
+        i == 0 && plan && !plan->epilogue.empty() ? plan->result : Value(result);
+    auto memref = cast<MemRefType>(buffer.getType());
+    Value tensor = bufferization::ToTensorOp::create(
+        b, loc, RankedTensorType::get(memref.getShape(), memref.getElementType()),
+        buffer, /*restrict=*/true, /*writable=*/true);
+    if (tensor.getType() != replaced.getType())
+      tensor = tensor::CastOp::create(b, loc, replaced.getType(), tensor);
+    if (replaced != result) {
+      rewriter.replaceAllUsesWith(replaced, tensor);
+      // What the epilogue was is dead now and goes away with the next clean-up;
+      // until then it reads a tensor of no content.
+      Values sizes;
+      auto type = cast<RankedTensorType>(result.getType());
+      for (int64_t dim = 0; dim < type.getRank(); ++dim)
+        if (type.isDynamicDim(dim))
+          sizes.push_back(
+              getValueOrCreateConstantIndexOp(b, loc, resultShapes[0][dim]));
+      tensor = tensor::EmptyOp::create(b, loc, type.getShape(),
+                                       type.getElementType(), sizes);
+    }
+    tensors.push_back(tensor);
+  }
   rewriter.replaceOp(op, tensors);
 }
 

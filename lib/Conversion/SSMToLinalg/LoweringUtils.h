@@ -8,6 +8,7 @@
 #define COREY_LIB_CONVERSION_SSMTOLINALG_LOWERINGUTILS_H
 
 #include "LoopEmitter.h"
+#include "corey/Analysis/FusionPlan.h"
 #include "corey/Dialect/SSM/IR/SSMOps.h"
 #include "mlir/IR/PatternMatch.h"
 #include "mlir/IR/TypeUtilities.h"
@@ -16,16 +17,18 @@ namespace corey {
 
 /// Lowers one op on tensors to loops on memrefs: inputs are viewed as memrefs
 /// with a unit innermost stride, outputs are allocated, and the loops stand in
-/// between.
+/// between. If the op is the anchor of an `ssm.fused`, the pointwise ops around it
+/// are computed where its loops load and store, without their knowing.
 class OpLowering : public LoopEmitter {
 public:
   OpLowering(mlir::PatternRewriter &rewriter, mlir::Operation *op,
-             VectorTarget target)
-      : LoopEmitter(rewriter, op->getLoc(), target), op(op) {}
+             VectorTarget target);
 
-  /// The memref of a tensor operand; null for null.
+  /// The memref of a tensor operand; null for null. Loads from that of a fused
+  /// producer compute it.
   Value buffer(Value tensor);
-  /// Allocates the memref of result `index`, with the reified shape.
+  /// Allocates the memref of result `index`, with the reified shape. Stores to the
+  /// first go through the epilogue, which its element type is that of.
   Value output(unsigned index);
   /// An f32 buffer of the shape of `memref`.
   Value f32Like(Value memref);
@@ -50,7 +53,25 @@ public:
   mlir::Operation *op;
 
 private:
+  /// How a value of the fused region is computed at an index: `leaf` is the memref
+  /// of one from outside, else the value is `op` of its operands.
+  struct Source {
+    Value leaf;
+    mlir::Operation *op = nullptr;
+    int64_t rank = 0;
+    /// Whether it is the anchor's first result, which is being stored.
+    bool isStored = false;
+    std::vector<Source> operands;
+  };
+  Source sourceOf(Value value);
+  Value evaluate(const Source &source, mlir::ValueRange indices, int64_t lanes,
+                 Value stored);
+  Value plainBuffer(Value tensor);
+  /// The memref of some value from outside with all axes of `source`.
+  static Value sizesOf(const Source &source);
+
   mlir::ReifiedRankedShapedTypeDims resultShapes;
+  std::optional<FusionPlan> plan;
 };
 
 /// `ivs` followed by `last`.

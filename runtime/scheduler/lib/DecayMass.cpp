@@ -75,9 +75,11 @@ scheduler::computeDecayMass(const TensorView &delta, const TensorView &A,
                                       d * delta.strides[2]);
           if (options.bias)
             dt += options.bias[d];
-          if (options.softplus)
+          // Also what softplus would make a 0 of.
+          bool finite = std::isfinite(dt);
+          if (finite && options.softplus)
             dt = softplus(dt);
-          if (!std::isfinite(dt)) {
+          if (!finite || !std::isfinite(dt)) {
             ++mass.nonFinite;
             continue;
           }

@@ -801,10 +801,20 @@ Statistics Estimator::Impl::measure(const TensorView &tensor) {
       follow(low, high);
       break;
     }
-    secondPass(result.min, spread, result.max, 0);
-    follow(result.min, result.max);
-    low = runningLow;
-    high = runningHigh;
+    // An outlier in the first tensor puts nearly all of it into one bin, which
+    // says little about quantiles: look closer until they span enough bins.
+    low = result.min;
+    high = result.max;
+    for (int look = 0; look < 4; ++look) {
+      secondPass(low, high - low, high, 0);
+      double width = (high - low) / options.bins;
+      hasRange = false;
+      follow(low, high);
+      low = runningLow;
+      high = runningHigh;
+      if (high - low > std::min(16, options.bins / 2) * width)
+        break;
+    }
     secondPass(low, high - low, high, 0);
     break;
   }

@@ -408,8 +408,28 @@ private:
       int64_t end = variant.segmented ? p.length
                                       : std::min(p.length, variant.tile);
       int64_t step = std::max<int64_t>(variant.granularity, 1);
+      auto roundUp = [&](int64_t chunk) {
+        return (chunk + step - 1) / step * step;
+      };
       for (int64_t chunk = std::max<int64_t>(8, step); chunk < end; chunk *= 2)
-        consider((chunk + step - 1) / step * step);
+        consider(roundUp(chunk));
+      if (!variant.segmented)
+        continue;
+      // And those that just fill one wave, or two: one more segment would start
+      // another.
+      int64_t perSegment =
+          p.batch * ((p.channels + variant.itemChannels - 1) /
+                     variant.itemChannels);
+      for (int64_t waves : {1, 2}) {
+        int64_t segments = waves * unitsOf(query) * variant.resident /
+                           std::max<int64_t>(perSegment, 1);
+        if (segments < 2)
+          continue;
+        int64_t chunk = roundUp(
+            std::max<int64_t>((p.length + segments - 1) / segments, 8));
+        if (chunk < p.length)
+          consider(chunk);
+      }
     }
     if (bestMs != bestMs)
       return best;

@@ -57,9 +57,19 @@ static corey_sched_status missing(const char *what) {
       Status::invalidArgument(std::string("expected ") + what + ", got null"));
 }
 
+/// The number behind an enumerator that came from C. C allows any number there;
+/// in C++ even reading one that is no enumerator is undefined.
+template <typename Enum> static int numberOf(const Enum &value) {
+  int number;
+  static_assert(sizeof number == sizeof value, "C enumerations are integers");
+  std::memcpy(&number, &value, sizeof number);
+  return number;
+}
+
 /// Whether the C enumerator `value` is one of the first `count`.
-template <typename Enum> static bool known(Enum value, int count) {
-  return static_cast<int>(value) >= 0 && static_cast<int>(value) < count;
+template <typename Enum> static bool known(const Enum &value, int count) {
+  int number = numberOf(value);
+  return number >= 0 && number < count;
 }
 
 static corey_sched_status unknown(const char *what, int value) {
@@ -100,9 +110,9 @@ corey_sched_estimator_create(const corey_sched_estimator_options *options,
   EstimatorOptions converted;
   if (options) {
     if (!known(options->range, 4))
-      return unknown("a range mode", options->range);
+      return unknown("a range mode", numberOf(options->range));
     if (!known(options->sampling, 3))
-      return unknown("a sampling", options->sampling);
+      return unknown("a sampling", numberOf(options->sampling));
     converted.bins = options->bins;
     converted.range = static_cast<RangeMode>(options->range);
     converted.low = options->low;
@@ -136,7 +146,7 @@ corey_sched_status corey_sched_estimate(corey_sched_estimator *estimator,
   if (!statistics)
     return missing("a place for the statistics");
   if (!known(tensor->type, 4))
-    return unknown("an element type", tensor->type);
+    return unknown("an element type", numberOf(tensor->type));
   if (tensor->rank < 0 || tensor->rank > TensorView::kMaxRank)
     return unknown("a rank from 0 to 8", tensor->rank);
   if (tensor->rank > 0 && !tensor->shape)
@@ -214,9 +224,9 @@ corey_sched_status corey_sched_site_create(const corey_sched_site_info *info,
   if (!site)
     return missing("a place for the site");
   if (!known(info->op, 2))
-    return unknown("an op", info->op);
+    return unknown("an op", numberOf(info->op));
   if (!known(info->type, 4))
-    return unknown("an element type", info->type);
+    return unknown("an element type", numberOf(info->type));
   SiteInfo converted;
   converted.name = info->name ? info->name : "scan";
   converted.layer = layerOf(converted.name);
@@ -299,7 +309,7 @@ corey_sched_status corey_sched_publish(corey_sched_site *site,
   if (!s)
     return missing("statistics");
   if (!known(s->validity, 4))
-    return unknown("a validity", s->validity);
+    return unknown("a validity", numberOf(s->validity));
   Statistics converted;
   converted.validity = static_cast<Validity>(s->validity);
   converted.count = s->count;

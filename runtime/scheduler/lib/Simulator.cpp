@@ -313,6 +313,10 @@ scheduler::simulate(const SiteInfo &info, const std::vector<TracePrompt> &trace,
   };
   std::vector<std::vector<Gathered>> gathered(requests.size());
   if (!requests.empty()) {
+    if (info.problem.channels < 1)
+      return Status::invalidArgument(
+          "expected the channels of the site to be known, got " +
+          std::to_string(info.problem.channels));
     std::vector<Estimator> estimators;
     for (const EstimatorOptions &request : requests) {
       Expected<Estimator> made = Estimator::create(request);

@@ -114,6 +114,38 @@ struct FoldConstantChunk : public OpRewritePattern<OpTy> {
   }
 };
 
+/// The operands that `ranges` hold; optional ones may be empty.
+template <typename... Ranges>
+static SmallVector<OpOperand *> operandsOf(Ranges &&...ranges) {
+  SmallVector<OpOperand *> operands;
+  auto add = [&](auto &&range) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(range)>, OpOperand>)
+      operands.push_back(&range);
+    else
+      for (OpOperand &operand : range)
+        operands.push_back(&operand);
+  };
+  (add(ranges), ...);
+  return operands;
+}
+
+SmallVector<OpOperand *> SelectiveScanOp::getStreamedOperands() {
+  return operandsOf(getUMutable(), getDeltaMutable(), getZMutable());
+}
+SmallVector<OpOperand *> SSDOp::getStreamedOperands() {
+  return operandsOf(getXMutable(), getDtMutable(), getDecayMutable(),
+                    getZMutable());
+}
+SmallVector<OpOperand *> CausalConvOp::getStreamedOperands() {
+  return operandsOf(getXMutable());
+}
+SmallVector<OpOperand *> RMSNormOp::getStreamedOperands() {
+  return operandsOf(getXMutable(), getResidualMutable(), getZMutable());
+}
+SmallVector<OpOperand *> HadamardOp::getStreamedOperands() {
+  return operandsOf(getXMutable());
+}
+
 //===----------------------------------------------------------------------===//
 // SelectiveScanOp
 //===----------------------------------------------------------------------===//

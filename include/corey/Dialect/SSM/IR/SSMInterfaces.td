@@ -49,6 +49,14 @@ def SSM_FusableOpInterface : OpInterface<"FusableOpInterface"> {
     InterfaceMethod<"Whether each output element depends on one element of each operand.",
       "bool", "isPointwise", (ins), [{}], [{ return false; }]>,
     InterfaceMethod<[{
+        The operands whose every element a kernel of this op reads once, where it
+        works on it. Pointwise producers of such an operand can be computed right
+        there. Kernels of ops that have any also write each element of their first
+        result once and never read it back, so that pointwise consumers can be
+        computed before it is written.
+      }],
+      "::llvm::SmallVector<::mlir::OpOperand *>", "getStreamedOperands", (ins), [{}], [{ return {}; }]>,
+    InterfaceMethod<[{
         Emits the scalar function of a pointwise op. `operands` are f32 scalars
         or vectors, one per tensor operand; returns an f32 value of the same
         shape. Only arith and math ops are created.

@@ -38,10 +38,12 @@ class SSM_Op<string mnemonic, list<Trait> traits = []>
 /// An op whose shapes follow a dimension line (see DimSpecOpInterface).
 /// `lineExpr` is the C++ expression that selects the line; verification of the
 /// shapes, inference and reification come from here, `verify` adds the rest.
-class SSM_ShapedOp<string mnemonic, string line, list<Trait> traits = []>
+/// `streams`: kernels of the op can take pointwise ops in.
+class SSM_ShapedOp<string mnemonic, string line, list<Trait> traits = [], bit streams = 0>
     : SSM_Op<mnemonic, traits # [Pure,
         DeclareOpInterfaceMethods<SSM_DimSpecOpInterface>,
-        DeclareOpInterfaceMethods<SSM_FusableOpInterface, ["getCost"]>,
+        DeclareOpInterfaceMethods<SSM_FusableOpInterface,
+          !if(streams, ["getCost", "getStreamedOperands"], ["getCost"])>,
         DeclareOpInterfaceMethods<InferTypeOpInterface, ["inferReturnTypes", "refineReturnTypes"]>,
         DeclareOpInterfaceMethods<ReifyRankedShapedTypeOpInterface, ["reifyResultShapes"]>]> {
   // The line for one batch of equally long sequences, and the line for
@@ -103,7 +105,7 @@ class SSM_ShapedOp<string mnemonic, string line, list<Trait> traits = []>
 /// A recurrence along L with a chunk.
 class SSM_ScanOp<string mnemonic, string line, string input, list<Trait> traits = []>
     : SSM_ShapedOp<mnemonic, line, traits # [AttrSizedOperandSegments,
-        SSM_ScanOpInterface]> {
+        SSM_ScanOpInterface], /*streams=*/1> {
   let packable = 1;
   let hasCanonicalizer = 1;
   let extraClassDeclaration = shapedDeclaration # [{
@@ -225,7 +227,7 @@ def SSM_SSDOp : SSM_ScanOp<"ssd",
 
 def SSM_CausalConvOp : SSM_ShapedOp<"causal_conv",
     "x:B,L,D weight:D,W bias:D initial_state:R,W-1,D seq_starts:S "
-    "-> y:B,L,D:x final_state:R,W-1,D:x", [AttrSizedOperandSegments]> {
+    "-> y:B,L,D:x final_state:R,W-1,D:x", [AttrSizedOperandSegments], /*streams=*/1> {
   let packable = 1;
   let hasCanonicalizer = 1;
   let summary = "causal depthwise convolution along L";
@@ -294,7 +296,7 @@ def SSM_ProjectionOp : SSM_ShapedOp<"projection",
 
 def SSM_RMSNormOp : SSM_ShapedOp<"rms_norm",
     "x:...,D weight:D residual:...,D z:...,D -> y:...,D:x residual_out:...,D:residual",
-    [AttrSizedOperandSegments]> {
+    [AttrSizedOperandSegments], /*streams=*/1> {
   let hasCanonicalizer = 1;
   let summary = "root-mean-square norm with optional residual and gate";
   let description = [{
@@ -324,7 +326,7 @@ def SSM_RMSNormOp : SSM_ShapedOp<"rms_norm",
   }];
 }
 
-def SSM_HadamardOp : SSM_ShapedOp<"hadamard", "x:...,D -> y:...,D:x"> {
+def SSM_HadamardOp : SSM_ShapedOp<"hadamard", "x:...,D -> y:...,D:x", [], /*streams=*/1> {
   let hasFolder = 1;
   let summary = "orthonormal Walsh-Hadamard transform of the last axis";
   let description = [{

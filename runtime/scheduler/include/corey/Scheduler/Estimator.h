@@ -30,7 +30,7 @@ enum class RangeMode {
   Fixed,
   /// Between the quantiles q and 1 - q of what was seen before, which follow the
   /// data as a moving average: one far outlier does not move the bins. One
-  /// pass, but for the first tensor, which takes three.
+  /// pass, but for the first tensor, which takes at least three.
   RunningQuantile
 };
 

@@ -1,0 +1,49 @@
+//===- FusionPlan.h - How ops become one kernel -----------------*- C++ -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef COREY_ANALYSIS_FUSIONPLAN_H
+#define COREY_ANALYSIS_FUSIONPLAN_H
+
+#include "mlir/IR/Operation.h"
+#include "llvm/ADT/SmallPtrSet.h"
+
+namespace corey {
+
+/// A set of ops of one block that an emitter can make one kernel of. There is at
+/// most one op that is not pointwise, the anchor: its loops are the kernel's.
+/// Pointwise ops before it are computed where it reads its streamed operands, those
+/// behind it before it writes its first result; what lies between is never in
+/// memory. Without an anchor the kernel is a loop over elements.
+struct FusionPlan {
+  /// In the order of the block.
+  llvm::SmallVector<mlir::Operation *> ops;
+  llvm::SmallPtrSet<mlir::Operation *, 8> set;
+  /// Null if all ops are pointwise.
+  mlir::Operation *anchor = nullptr;
+  /// Pointwise ops that depend on the anchor's first result, in order.
+  llvm::SmallVector<mlir::Operation *> epilogue;
+  /// What the kernel writes: the last value of the epilogue, else the anchor's
+  /// first result or that of the last pointwise op. Further results of the anchor
+  /// (states) are written as well.
+  mlir::Value result;
+
+  bool contains(mlir::Operation *op) const { return op && set.contains(op); }
+};
+
+/// The plan for `ops`, given in the order of their block. Fails with a reason, for
+/// people, if no emitter can make one kernel of them: more than one anchor, a value
+/// between them that is used elsewhere, a path that leaves the set and comes back,
+/// shapes that differ, an operand that the anchor reads more than once.
+mlir::FailureOr<FusionPlan> planFusion(llvm::ArrayRef<mlir::Operation *> ops,
+                                       std::string *reason = nullptr);
+
+/// The plan for all ops of the region of an `ssm.fused`.
+mlir::FailureOr<FusionPlan> planFusedRegion(mlir::Operation *fused,
+                                            std::string *reason = nullptr);
+
+} // namespace corey
+
+#endif // COREY_ANALYSIS_FUSIONPLAN_H

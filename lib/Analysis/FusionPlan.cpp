@@ -1,0 +1,188 @@
+//===- FusionPlan.cpp - How ops become one kernel -------------------------===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "corey/Analysis/FusionPlan.h"
+#include "corey/Dialect/SSM/IR/SSMOps.h"
+#include "mlir/Dialect/Tensor/IR/Tensor.h"
+
+using namespace mlir;
+using namespace corey;
+using namespace corey::ssm;
+
+/// Whether two shapes can be the same at run time.
+static bool mayHaveSameShape(Value a, Value b) {
+  auto left = cast<ShapedType>(a.getType()),
+       right = cast<ShapedType>(b.getType());
+  return succeeded(verifyCompatibleShape(left, right));
+}
+
+FailureOr<FusionPlan> corey::planFusion(ArrayRef<Operation *> ops,
+                                        std::string *reason) {
+  auto fail = [&](const Twine &why) -> FailureOr<FusionPlan> {
+    if (reason)
+      *reason = why.str();
+    return failure();
+  };
+  FusionPlan plan;
+  plan.ops.assign(ops.begin(), ops.end());
+  plan.set.insert(ops.begin(), ops.end());
+  if (ops.empty())
+    return fail("there is no op");
+  Block *block = ops.front()->getBlock();
+  for (Operation *op : ops) {
+    auto fusable = dyn_cast<FusableOpInterface>(op);
+    if (!fusable)
+      return fail(Twine(op->getName().getStringRef()) + " cannot be fused");
+    if (op->getBlock() != block)
+      return fail("the ops are in different blocks");
+    if (fusable.isPointwise())
+      continue;
+    if (ops.size() > 1 && fusable.getStreamedOperands().empty())
+      return fail(Twine(op->getName().getStringRef()) +
+                  " takes no other op into its kernel");
+    if (plan.anchor)
+      return fail(Twine(op->getName().getStringRef()) + " and " +
+                  plan.anchor->getName().getStringRef() +
+                  " cannot share a kernel");
+    plan.anchor = op;
+  }
+  if (ops.size() == 1) {
+    plan.result = ops.front()->getResult(0);
+    return plan;
+  }
+
+  // What depends on the anchor must be elementwise on its result.
+  llvm::SmallPtrSet<Operation *, 8> behind;
+  if (plan.anchor) {
+    Value y = plan.anchor->getResult(0);
+    for (Operation *op : ops) {
+      if (op == plan.anchor)
+        continue;
+      bool depends = false;
+      for (Value operand : op->getOperands()) {
+        Operation *producer = operand.getDefiningOp();
+        if (producer == plan.anchor && operand != y)
+          return fail("a further result of the anchor is used in the region");
+        depends |= operand == y || (producer && behind.contains(producer));
+      }
+      if (!depends)
+        continue;
+      if (!mayHaveSameShape(op->getResult(0), y))
+        return fail(Twine(op->getName().getStringRef()) +
+                    " has another shape than the anchor");
+      behind.insert(op);
+      plan.epilogue.push_back(op);
+    }
+  }
+
+  // One value leaves the region, beside the anchor's further results. Its sizes
+  // are no use of a tensor: they can be had from what it is made of.
+  auto staysInside = [&](Value value) {
+    return llvm::all_of(value.getUsers(), [&](Operation *user) {
+      return plan.contains(user) || isa<tensor::DimOp>(user);
+    });
+  };
+  SmallVector<Value> leaving;
+  for (Operation *op : ops) {
+    Value value = op->getResult(0);
+    if (staysInside(value) && !value.use_empty())
+      continue;
+    if (plan.anchor && op != plan.anchor && !behind.contains(op))
+      return fail(Twine("the result of ") + op->getName().getStringRef() +
+                  " is also used outside of the region");
+    leaving.push_back(value);
+  }
+  if (leaving.size() != 1)
+    return fail("expected one result to leave the region, got " +
+                Twine(leaving.size()));
+  plan.result = leaving.front();
+  if (!plan.anchor && !mayHaveSameShape(plan.result, ops.back()->getResult(0)))
+    return fail("the shapes differ");
+
+  // Producers feed streamed operands only, and have the shape that is read there:
+  // the indices of the reader are theirs.
+  for (Operation *op : ops) {
+    if (op == plan.anchor)
+      continue;
+    for (OpOperand &operand : op->getOpOperands()) {
+      Operation *producer = operand.get().getDefiningOp();
+      if (!plan.contains(producer))
+        continue;
+      auto inner = cast<ShapedType>(operand.get().getType());
+      auto outer = cast<ShapedType>(op->getResult(0).getType());
+      if (inner.getRank() == outer.getRank() &&
+          !mayHaveSameShape(operand.get(), op->getResult(0)))
+        return fail("the shapes differ");
+    }
+  }
+  if (plan.anchor) {
+    SmallVector<OpOperand *> streamed =
+        cast<FusableOpInterface>(plan.anchor).getStreamedOperands();
+    for (OpOperand &operand : plan.anchor->getOpOperands())
+      if (plan.contains(operand.get().getDefiningOp()) &&
+          !llvm::is_contained(streamed, &operand))
+        return fail(Twine("the anchor reads operand ") +
+                    Twine(operand.getOperandNumber()) + " more than once");
+  }
+
+  // Everything belongs together: from the result every op can be reached.
+  llvm::SmallPtrSet<Operation *, 8> reached;
+  SmallVector<Operation *> worklist{plan.result.getDefiningOp()};
+  while (!worklist.empty()) {
+    Operation *op = worklist.pop_back_val();
+    if (!plan.contains(op) || !reached.insert(op).second)
+      continue;
+    for (Value operand : op->getOperands())
+      if (Operation *producer = operand.getDefiningOp())
+        worklist.push_back(producer);
+  }
+  if (reached.size() != ops.size())
+    return fail("the ops do not depend on one another");
+
+  // No path leaves and comes back: an op between the first and the last that the
+  // region needs must not need the region.
+  llvm::SmallPtrSet<Operation *, 16> seen;
+  auto needsRegion = [&](auto &self, Operation *op) -> bool {
+    if (plan.contains(op))
+      return true;
+    if (!op || isa<tensor::DimOp>(op) || op->getBlock() != block || op->isBeforeInBlock(ops.front()) ||
+        !seen.insert(op).second)
+      return false;
+    bool found = false;
+    op->walk([&](Operation *inner) {
+      for (Value operand : inner->getOperands())
+        if (Operation *producer = operand.getDefiningOp())
+          found |= self(self, block->findAncestorOpInBlock(*producer));
+    });
+    return found;
+  };
+  for (Operation *op : ops)
+    for (Value operand : op->getOperands()) {
+      Operation *producer = operand.getDefiningOp();
+      if (producer && !plan.contains(producer) &&
+          needsRegion(needsRegion, producer))
+        return fail("a value leaves the region and comes back");
+    }
+  return plan;
+}
+
+FailureOr<FusionPlan> corey::planFusedRegion(Operation *fused,
+                                             std::string *reason) {
+  // Beside the ops there may be sizes and what they bind: no tensors.
+  SmallVector<Operation *> ops;
+  for (Operation &op :
+       cast<FusedOp>(fused).getBody().front().without_terminator()) {
+    if (isa<FusableOpInterface>(op))
+      ops.push_back(&op);
+    else if (llvm::any_of(op.getResultTypes(), llvm::IsaPred<TensorType>) ||
+             op.getNumRegions()) {
+      if (reason)
+        *reason = op.getName().getStringRef().str() + " cannot be fused";
+      return failure();
+    }
+  }
+  return planFusion(ops, reason);
+}
