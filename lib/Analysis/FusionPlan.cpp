@@ -19,8 +19,9 @@ static bool mayHaveSameShape(Value a, Value b) {
   return succeeded(verifyCompatibleShape(left, right));
 }
 
-FailureOr<FusionPlan> corey::planFusion(ArrayRef<Operation *> ops,
-                                        std::string *reason) {
+/// `open`: leaves out what further ops could still change.
+static FailureOr<FusionPlan> makePlan(ArrayRef<Operation *> ops, bool open,
+                                      std::string *reason) {
   auto fail = [&](const Twine &why) -> FailureOr<FusionPlan> {
     if (reason)
       *reason = why.str();
@@ -90,16 +91,16 @@ FailureOr<FusionPlan> corey::planFusion(ArrayRef<Operation *> ops,
     Value value = op->getResult(0);
     if (staysInside(value) && !value.use_empty())
       continue;
-    if (plan.anchor && op != plan.anchor && !behind.contains(op))
+    if (!open && plan.anchor && op != plan.anchor && !behind.contains(op))
       return fail(Twine("the result of ") + op->getName().getStringRef() +
                   " is also used outside of the region");
     leaving.push_back(value);
   }
-  if (leaving.size() != 1)
+  if (!open && leaving.size() != 1)
     return fail("expected one result to leave the region, got " +
                 Twine(leaving.size()));
-  plan.result = leaving.front();
-  if (!plan.anchor && !mayHaveSameShape(plan.result, ops.back()->getResult(0)))
+  plan.result = leaving.empty() ? ops.back()->getResult(0) : leaving.front();
+  if (!open && !plan.anchor && !mayHaveSameShape(plan.result, ops.back()->getResult(0)))
     return fail("the shapes differ");
 
   // Producers feed streamed operands only, and have the shape that is read there:
@@ -128,6 +129,8 @@ FailureOr<FusionPlan> corey::planFusion(ArrayRef<Operation *> ops,
                     Twine(operand.getOperandNumber()) + " more than once");
   }
 
+  if (open)
+    return plan;
   // Everything belongs together: from the result every op can be reached.
   llvm::SmallPtrSet<Operation *, 8> reached;
   SmallVector<Operation *> worklist{plan.result.getDefiningOp()};
@@ -167,6 +170,15 @@ FailureOr<FusionPlan> corey::planFusion(ArrayRef<Operation *> ops,
         return fail("a value leaves the region and comes back");
     }
   return plan;
+}
+
+FailureOr<FusionPlan> corey::planFusion(ArrayRef<Operation *> ops,
+                                        std::string *reason) {
+  return makePlan(ops, /*open=*/false, reason);
+}
+
+bool corey::mayGrowIntoPlan(ArrayRef<Operation *> ops, std::string *reason) {
+  return succeeded(makePlan(ops, /*open=*/true, reason));
 }
 
 FailureOr<FusionPlan> corey::planFusedRegion(Operation *fused,

@@ -51,6 +51,7 @@ int runRules(int argc, char **argv);
 int runTune(int argc, char **argv);
 int runFit(int argc, char **argv);
 int runSchedule(int argc, char **argv);
+int runPaper(int argc, char **argv);
 /// @}
 
 } // namespace corey

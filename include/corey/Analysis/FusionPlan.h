@@ -33,6 +33,11 @@ struct FusionPlan {
   bool contains(mlir::Operation *op) const { return op && set.contains(op); }
 };
 
+/// Whether `ops` break no rule that more ops could mend: the same checks, but for
+/// values that leave and ops that do not depend on one another yet.
+bool mayGrowIntoPlan(llvm::ArrayRef<mlir::Operation *> ops,
+                     std::string *reason = nullptr);
+
 /// The plan for `ops`, given in the order of their block. Fails with a reason, for
 /// people, if no emitter can make one kernel of them: more than one anchor, a value
 /// between them that is used elsewhere, a path that leaves the set and comes back,

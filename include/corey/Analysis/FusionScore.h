@@ -19,7 +19,8 @@ namespace corey {
 /// What the score knows of one operator of a chain. Plain numbers: compilers take
 /// them from IR, experiments from wherever they like.
 struct FusionFeatures {
-  /// Entropy of what it works on, in any one unit; NaN where it is not known.
+  /// Entropy of what it works on, in any one unit; NaN, or anything else that is
+  /// not finite, where it is not known.
   double entropy = NAN;
   /// Arithmetic intensity and memory traffic.
   double intensity = 0, memory = 0;
@@ -67,9 +68,9 @@ enum class FusionStrategy {
   /// result scores above tau and is feasible, else it begins the next; a single
   /// operator needs neither.
   Entropy,
-  /// Of all partitions into feasible regions of which those of more than one
-  /// operator score above tau, one with the largest sum of scores weighted by
-  /// size.
+  /// Of all partitions whose regions of more than one operator are feasible and
+  /// score above tau, one with the largest sum of scores weighted by size; of
+  /// equal ones that with fewer regions. O(n^2).
   Dp
 };
 /// "none", "static", "arithmetic", "entropy", "dp".
@@ -98,6 +99,7 @@ class FusionScorer {
 public:
   FusionScorer(std::vector<FusionFeatures> chain, FusionWeights weights = {},
                FusionLimits limits = {});
+  /// All 0 for an empty region.
   FusionTerms terms(FusionRegion region) const;
   bool feasible(const FusionTerms &terms) const;
 
@@ -105,16 +107,19 @@ public:
   /// a region of two or more operators can be made into a kernel at all; null:
   /// every one can. Candidates of two or more operators are appended to
   /// `considered` if it is given, in the order in which they were looked at; for
-  /// Dp those that were legal and chosen or that score above tau.
+  /// Dp only those that score above tau, and of infeasible ones those that end
+  /// the growth of a region.
   std::vector<FusionRegion>
   partition(FusionStrategy strategy,
             const std::function<bool(FusionRegion)> &legal = nullptr,
             std::vector<FusionCandidate> *considered = nullptr) const;
 
-  /// The partition into legal and feasible regions with the least sum of `cost`;
-  /// of equal ones that with fewer regions. O(n^2) calls, fewer where legal
-  /// regions are short: growing a region stops at the first that is not legal
-  /// if `monotone`.
+  /// The partition with the least sum of `cost` whose regions of more than one
+  /// operator are legal and feasible and of finite cost; of equal ones that with
+  /// fewer regions. A single operator whose cost is not finite is used only where
+  /// nothing else is left. O(n^2) calls, fewer where legal regions are short:
+  /// growing a region to the right stops at the first that is not legal if
+  /// `monotone`, and at the first that is not feasible.
   std::vector<FusionRegion>
   cheapest(const std::function<double(FusionRegion)> &cost,
            const std::function<bool(FusionRegion)> &legal = nullptr,
@@ -125,9 +130,24 @@ public:
   const FusionLimits &limits() const { return bounds; }
 
 private:
+  /// Sums over a region, which grows by one operator at a time.
+  struct Region;
+  struct Range {
+    double low = INFINITY, high = -INFINITY;
+    void add(double value);
+    double scale(double value) const;
+  };
+  FusionTerms score(const Region &region, double alpha) const;
+
   std::vector<FusionFeatures> features;
   FusionWeights w;
   FusionLimits bounds;
+  /// What single operators of the chain have.
+  Range entropies, intensities, memories;
+  /// sqrt(n) and n^1.15 for regions of n operators.
+  std::vector<double> roots, powers;
+  /// Whether a region that is not feasible stays so when it grows.
+  bool resourcesGrow = true;
 };
 
 /// The most operators of `perOperator` units each that fit into `capacity`:

@@ -48,6 +48,79 @@ def SSMBindChunks : Pass<"ssm-bind-chunks", "::mlir::ModuleOp"> {
   let dependentDialects = ["::mlir::tensor::TensorDialect", "::mlir::arith::ArithDialect"];
 }
 
+def SSMFuse : Pass<"ssm-fuse", "::mlir::func::FuncOp"> {
+  let summary = "Group neighbouring ops into regions that become one kernel";
+  let description = [{
+    Goes over the ops of every block in order and groups neighbours into
+    `ssm.fused`. What no emitter could make one kernel of is never considered (see
+    FusionPlan.h): a region has at most one op that is not pointwise, and what lies
+    between its ops is used nowhere else. Pointwise ops are moved next to their
+    first use beforehand.
+
+    `score=paper` is the published score, normalised over the chain,
+
+        S(R) = alpha H + beta AI - gamma M (+ depth bonus),   accepted above tau
+
+    with H the mean entropy of the ops (from `ssm.stats`; ops without are left
+    out, and without any H is 0.5), AI their arithmetic intensity and M their
+    traffic. `score=physical` is the share of the time of separate kernels that one
+    kernel saves on `machine`, accepted above 0.
+
+    Strategies: `none`; `static`, groups of three; `arithmetic`, `entropy`: one
+    greedy pass, without and with H; `dp`, the best of all partitions: the largest
+    sum of scores (`paper`), or the least predicted time (`physical`).
+
+    Every candidate is a remark of category `ssm-fuse` with the terms of its score:
+    passed if it was accepted, missed with a reason if not.
+
+    ```mlir
+    %0 = ssm.softplus %dt : tensor<?x?x64xf32>
+    %y = ssm.selective_scan %u, %0, %A, %B, %C : ...
+    %1 = ssm.mul %y, %g : tensor<?x?x64xf32>, tensor<?x?x64xf32>
+    ```
+
+    becomes
+
+    ```mlir
+    %1 = ssm.fused ins(%dt, %u, %A, %B, %C, %g : ...) score(#ssm.score<...>) -> tensor<?x?x64xf32> {
+    ^bb0(...):
+      %0 = ssm.softplus ...
+      %y = ssm.selective_scan ...
+      %1 = ssm.mul ...
+      ssm.yield %1 : tensor<?x?x64xf32>
+    }
+    ```
+
+    A block that holds scored regions already is left alone.
+  }];
+  let options = [
+    Option<"strategy", "strategy", "std::string", /*default=*/"\"entropy\"",
+      "none, static, arithmetic, entropy (default) or dp.">,
+    Option<"score", "score", "std::string", /*default=*/"\"paper\"",
+      "paper (default) or physical.">,
+    Option<"machine", "machine", "std::string", /*default=*/"\"cpu\"",
+      "Rates of the physical score, and limits: cpu (default) or h200.">,
+    Option<"alpha", "alpha", "double", /*default=*/"0.45", "Weight of the entropy.">,
+    Option<"beta", "beta", "double", /*default=*/"0.35", "Weight of the arithmetic intensity.">,
+    Option<"gamma", "gamma", "double", /*default=*/"0.20", "Weight of the memory traffic.">,
+    Option<"tau", "tau", "double", /*default=*/"0.52", "Score above which a region is accepted.">,
+    Option<"depthBonus", "depth-bonus", "bool", /*default=*/"true",
+      "Add min(0.18 (n - 1), 0.36) to the score of n ops, as the published program does.">,
+    Option<"maxRegisters", "max-registers", "double", /*default=*/"0",
+      "Registers that the ops of a region may need together; 0 takes the machine's.">,
+    Option<"maxShared", "max-shared", "double", /*default=*/"0",
+      "Bytes of shared memory that the ops of a region may need together; 0 takes the machine's.">,
+    Option<"dynamicSize", "dynamic-size", "int64_t", /*default=*/"1024",
+      "What a dynamic size counts as.">
+  ];
+  let statistics = [
+    Statistic<"numRegions", "num-regions", "Number of regions formed">,
+    Statistic<"numFusedOps", "num-fused-ops", "Number of ops in them">,
+    Statistic<"numRejected", "num-rejected", "Number of candidates rejected">
+  ];
+  let dependentDialects = ["::mlir::arith::ArithDialect", "::mlir::tensor::TensorDialect"];
+}
+
 def SSMWeightsToArguments : Pass<"ssm-weights-to-arguments", "::mlir::ModuleOp"> {
   let summary = "Pass weights to the functions that use them";
   let description = [{

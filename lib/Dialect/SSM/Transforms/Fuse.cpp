@@ -1,0 +1,375 @@
+//===- Fuse.cpp - Regions that become one kernel --------------------------===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "corey/Analysis/FusionPlan.h"
+#include "corey/Analysis/FusionScore.h"
+#include "corey/Analysis/RegionCost.h"
+#include "corey/Dialect/SSM/IR/SSMOps.h"
+#include "corey/Dialect/SSM/Transforms/Passes.h"
+#include "mlir/Analysis/TopologicalSortUtils.h"
+#include "mlir/Dialect/Arith/Utils/Utils.h"
+#include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/Dialect/Tensor/IR/Tensor.h"
+#include "mlir/IR/Remarks.h"
+#include "llvm/ADT/SetVector.h"
+
+namespace corey::ssm {
+#define GEN_PASS_DEF_SSMFUSE
+#include "corey/Dialect/SSM/Transforms/Passes.h.inc"
+} // namespace corey::ssm
+
+using namespace mlir;
+using namespace corey;
+using namespace corey::ssm;
+
+/// Replaces sizes of results by what they are computed from: a size must not keep
+/// a value in memory.
+static void resolveSizes(Block &block) {
+  for (Operation &op : llvm::make_early_inc_range(block)) {
+    auto dim = dyn_cast<tensor::DimOp>(op);
+    if (!dim)
+      continue;
+    std::optional<int64_t> index = dim.getConstantIndex();
+    auto result = dyn_cast<OpResult>(dim.getSource());
+    while (index && result) {
+      auto shaped = dyn_cast<ReifyRankedShapedTypeOpInterface>(result.getOwner());
+      if (!shaped || !isa<FusableOpInterface>(result.getOwner()))
+        break;
+      OpBuilder builder(dim);
+      ReifiedRankedShapedTypeDims shapes;
+      if (failed(shaped.reifyResultShapes(builder, shapes)))
+        break;
+      Value size = getValueOrCreateConstantIndexOp(
+          builder, dim.getLoc(), shapes[result.getResultNumber()][*index]);
+      dim.replaceAllUsesWith(size);
+      dim.erase();
+      // The size may be one of a result in turn.
+      dim = size.getDefiningOp<tensor::DimOp>();
+      if (!dim)
+        break;
+      index = dim.getConstantIndex();
+      result = dyn_cast<OpResult>(dim.getSource());
+    }
+  }
+}
+
+/// Moves pointwise ops next to their first use, so that what belongs together
+/// stands together.
+static void sinkPointwise(Block &block) {
+  for (Operation &op : llvm::make_early_inc_range(llvm::reverse(block))) {
+    auto fusable = dyn_cast<FusableOpInterface>(op);
+    if (!fusable || !fusable.isPointwise() || op.use_empty())
+      continue;
+    Operation *first = nullptr;
+    for (Operation *user : op.getUsers()) {
+      Operation *ancestor = block.findAncestorOpInBlock(*user);
+      if (!ancestor)
+        return;
+      if (!first || ancestor->isBeforeInBlock(first))
+        first = ancestor;
+    }
+    op.moveBefore(first);
+  }
+}
+
+namespace {
+struct SSMFuse : public corey::ssm::impl::SSMFuseBase<SSMFuse> {
+  using Base::Base;
+
+  LogicalResult initialize(MLIRContext *context) override {
+    auto fail = [&](const Twine &message) {
+      return emitError(UnknownLoc::get(context), "ssm-fuse: ") << message;
+    };
+    if (!parseFusionStrategy(strategy.getValue(), how))
+      return fail("expected strategy none, static, arithmetic, entropy or dp, "
+                  "got '" +
+                  strategy + "'");
+    if (score != "paper" && score != "physical")
+      return fail("expected score paper or physical, got '" + score + "'");
+    rates = findMachine(machine);
+    if (!rates)
+      return fail("expected machine cpu or h200, got '" + machine + "'");
+    if (dynamicSize < 1)
+      return fail("expected dynamic-size of at least 1, got " +
+                  Twine(dynamicSize));
+    for (auto [name, value] : {std::pair<const char *, double>{"max-registers",
+                                                              maxRegisters},
+                               {"max-shared", maxShared}})
+      if (!(value >= 0))
+        return fail(Twine("expected ") + name + " of at least 0, got " +
+                    std::to_string(value));
+    return success();
+  }
+
+  void runOnOperation() override {
+    if (how == FusionStrategy::None)
+      return;
+    SmallVector<Block *> blocks;
+    getOperation()->walk<WalkOrder::PreOrder>([&](Operation *op) {
+      if (isa<FusedOp>(op))
+        return WalkResult::skip();
+      for (Region &region : op->getRegions())
+        for (Block &block : region)
+          blocks.push_back(&block);
+      return WalkResult::advance();
+    });
+    for (Block *block : blocks)
+      fuseBlock(*block);
+  }
+
+private:
+  void fuseBlock(Block &block);
+  double seconds(ArrayRef<Operation *> ops) const {
+    return regionCost(ops, dynamicSize).seconds(*rates);
+  }
+  void report(ArrayRef<Operation *> ops, const FusionCandidate &candidate);
+  void form(const FusionPlan &plan, const FusionTerms &terms);
+
+  FusionStrategy how = FusionStrategy::Entropy;
+  const MachineRates *rates = nullptr;
+};
+} // namespace
+
+void SSMFuse::fuseBlock(Block &block) {
+  for (Operation &op : block)
+    if (auto fused = dyn_cast<FusedOp>(op); fused && fused.getScoreAttr())
+      return;
+  resolveSizes(block);
+  sinkPointwise(block);
+  SmallVector<Operation *> chain;
+  for (Operation &op : block)
+    if (isa<FusableOpInterface>(op) && !isa<FusedOp>(op))
+      chain.push_back(&op);
+  if (chain.size() < 2)
+    return;
+
+  // Sums over the chain rule most regions out at once: an op that takes no other
+  // in, or two anchors.
+  SmallVector<unsigned> barriers{0}, anchors{0};
+  std::vector<FusionFeatures> features;
+  std::vector<double> alone;
+  for (Operation *op : chain) {
+    auto fusable = cast<FusableOpInterface>(op);
+    bool anchor = !fusable.isPointwise();
+    anchors.push_back(anchors.back() + anchor);
+    barriers.push_back(barriers.back() +
+                       (anchor && fusable.getStreamedOperands().empty()));
+    features.push_back(fusionFeatures(op, dynamicSize, *rates));
+    alone.push_back(seconds(op));
+  }
+  auto opsOf = [&](FusionRegion region) {
+    return ArrayRef(chain).slice(region.begin, region.size());
+  };
+  auto hopeless = [&](FusionRegion region) {
+    return barriers[region.end] > barriers[region.begin] ||
+           anchors[region.end] > anchors[region.begin] + 1;
+  };
+  auto legal = [&](FusionRegion region) {
+    return !hopeless(region) && succeeded(planFusion(opsOf(region)));
+  };
+  // What a greedy pass has so far may become legal with what comes next.
+  auto mayGrow = [&](FusionRegion region) {
+    return !hopeless(region) && mayGrowIntoPlan(opsOf(region));
+  };
+
+  FusionWeights weights{alpha, beta, gamma, tau, depthBonus};
+  FusionLimits limits;
+  limits.registers = maxRegisters > 0 ? maxRegisters : rates->registers;
+  limits.shared = maxShared > 0 ? maxShared : rates->shared;
+  if (how == FusionStrategy::Arithmetic)
+    weights.alpha = 0;
+  FusionScorer scorer(features, weights, limits);
+  bool physical = score == "physical";
+  auto termsOf = [&](FusionRegion region) {
+    FusionTerms terms = scorer.terms(region);
+    if (physical) {
+      double apart = 0;
+      for (size_t i = region.begin; i < region.end; ++i)
+        apart += alone[i];
+      terms.bonus = 0;
+      terms.score = apart > 0 ? 1 - seconds(opsOf(region)) / apart : 0;
+    }
+    return terms;
+  };
+
+  std::vector<FusionRegion> regions;
+  std::vector<FusionCandidate> considered;
+  switch (how) {
+  case FusionStrategy::None:
+    return;
+  case FusionStrategy::Static:
+    regions = scorer.partition(how, legal, &considered);
+    break;
+  case FusionStrategy::Arithmetic:
+  case FusionStrategy::Entropy:
+    if (!physical) {
+      regions = scorer.partition(how, mayGrow, &considered);
+      break;
+    }
+    // The same pass with the other score.
+    for (size_t begin = 0, end = 1; begin < chain.size(); ++end) {
+      FusionCandidate candidate;
+      candidate.region = {begin, end + 1};
+      if (end < chain.size()) {
+        candidate.legal = mayGrow(candidate.region);
+        candidate.terms = termsOf(candidate.region);
+        candidate.feasible = scorer.feasible(candidate.terms);
+        candidate.accepted = candidate.legal && candidate.feasible &&
+                             candidate.terms.score > 0;
+        considered.push_back(candidate);
+      }
+      if (candidate.accepted)
+        continue;
+      regions.push_back({begin, end});
+      begin = end;
+    }
+    break;
+  case FusionStrategy::Dp:
+    if (!physical)
+      regions = scorer.partition(how, legal, &considered);
+    else
+      regions = scorer.cheapest(
+          [&](FusionRegion region) {
+            return region.size() == 1 ? alone[region.begin]
+                                      : seconds(opsOf(region));
+          },
+          legal);
+    break;
+  }
+
+  // A greedy region may end before it is a kernel: its tail is cut until it is,
+  // and what is cut is looked at again.
+  std::vector<FusionRegion> chosen;
+  for (FusionRegion region : regions)
+    while (region.begin < region.end) {
+      FusionRegion head = region;
+      while (head.size() > 1 && !legal(head))
+        --head.end;
+      chosen.push_back(head);
+      region.begin = head.end;
+    }
+  auto isChosen = [&](FusionRegion region) {
+    return llvm::is_contained(chosen, region);
+  };
+  if (physical && how == FusionStrategy::Dp)
+    for (FusionRegion region : chosen)
+      if (region.size() > 1) {
+        FusionCandidate candidate;
+        candidate.region = region;
+        candidate.terms = termsOf(region);
+        candidate.accepted = true;
+        considered.push_back(candidate);
+      }
+  for (FusionCandidate &candidate : considered) {
+    // A step of the greedy pass that went on is neither.
+    bool step = candidate.accepted && !isChosen(candidate.region);
+    if (!candidate.accepted)
+      ++numRejected;
+    if (!step || !legal(candidate.region))
+      report(opsOf(candidate.region), candidate);
+  }
+  // Ops move when regions are formed: first all plans, then all regions.
+  std::vector<std::pair<FusionPlan, FusionTerms>> plans;
+  for (FusionRegion region : chosen)
+    if (region.size() > 1)
+      plans.push_back({*planFusion(opsOf(region)), termsOf(region)});
+  if (plans.empty())
+    return;
+  for (auto &[plan, terms] : plans)
+    form(plan, terms);
+  sortTopologically(&block);
+}
+
+void SSMFuse::report(ArrayRef<Operation *> ops,
+                     const FusionCandidate &candidate) {
+  if (!ops.front()->getContext()->getRemarkEngine())
+    return;
+  std::string names;
+  for (Operation *op : ops)
+    names += (names.empty() ? "" : " ") + op->getName().stripDialect().str();
+  auto options = remark::RemarkOpts::name("fuse")
+                     .category("ssm-fuse")
+                     .subCategory(fusionStrategyName(how))
+                     .function(getOperation().getSymName());
+  const FusionTerms &terms = candidate.terms;
+  double threshold = score == "physical" ? 0 : tau.getValue();
+  std::string reason;
+  bool legal = succeeded(planFusion(ops, &reason));
+  if (candidate.accepted && legal)
+    reason = "the score is above the threshold";
+  else if (!candidate.legal || (candidate.accepted && !legal))
+    ;
+  else if (!candidate.feasible)
+    reason = "it needs more registers or shared memory than there are";
+  else if (!(terms.score > threshold))
+    reason = "the score is not above the threshold";
+  else
+    reason = "another partition is better";
+  RegionCost cost = regionCost(ops, dynamicSize);
+  size_t depth = fusionDepthBound(
+      maxShared > 0 ? maxShared.getValue() : rates->shared,
+      std::max(terms.shared / static_cast<double>(ops.size()), 1.0));
+  auto fill = [&](auto &&remark) {
+    remark << remark::metric("ops", names) << remark::metric("H", terms.entropy)
+           << remark::metric("AI", terms.intensity)
+           << remark::metric("M", terms.memory)
+           << remark::metric("bonus", terms.bonus)
+           << remark::metric("S", terms.score)
+           << remark::metric("tau", threshold)
+           << remark::metric("bytes", cost.bytes())
+           << remark::metric("bytes_kept", cost.bytesKept)
+           << remark::metric("depth_bound", static_cast<int64_t>(std::min(
+                                                depth, size_t(1) << 20)))
+           << remark::reason("{0}", reason);
+  };
+  if (candidate.accepted && legal)
+    fill(remark::passed(ops.back()->getLoc(), options));
+  else
+    fill(remark::missed(ops.back()->getLoc(), options));
+}
+
+void SSMFuse::form(const FusionPlan &plan, const FusionTerms &terms) {
+  llvm::SetVector<Value> inputs;
+  for (Operation *op : plan.ops)
+    for (Value operand : op->getOperands())
+      if (!plan.contains(operand.getDefiningOp()))
+        inputs.insert(operand);
+  SmallVector<Value> outputs{plan.result};
+  if (plan.anchor)
+    for (Value result : llvm::drop_begin(plan.anchor->getResults()))
+      if (!result.use_empty())
+        outputs.push_back(result);
+
+  Operation *last = plan.ops.back();
+  OpBuilder builder(last);
+  auto number = [](double value) { return llvm::APFloat(value); };
+  double threshold = score == "physical" ? 0 : tau.getValue();
+  auto attr = ScoreAttr::get(&getContext(), number(terms.entropy),
+                             number(terms.intensity), number(terms.memory),
+                             number(terms.score), number(threshold));
+  auto fused = FusedOp::create(builder, last->getLoc(),
+                               TypeRange(ValueRange(outputs)),
+                               inputs.getArrayRef(), attr);
+  Block *body = builder.createBlock(&fused.getBody());
+  IRMapping toArgument;
+  for (Value input : inputs)
+    toArgument.map(input, body->addArgument(input.getType(), input.getLoc()));
+  // Users outside see the results, users inside the ops.
+  for (auto [output, result] : llvm::zip_equal(outputs, fused.getResults()))
+    output.replaceUsesWithIf(result, [&](OpOperand &use) {
+      return !plan.contains(use.getOwner());
+    });
+  for (Operation *op : plan.ops) {
+    op->moveBefore(body, body->end());
+    for (OpOperand &operand : op->getOpOperands())
+      if (Value argument = toArgument.lookupOrNull(operand.get()))
+        operand.set(argument);
+  }
+  builder.setInsertionPointToEnd(body);
+  YieldOp::create(builder, fused.getLoc(), outputs);
+  ++numRegions;
+  numFusedOps += plan.ops.size();
+}
