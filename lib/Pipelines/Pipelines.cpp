@@ -30,6 +30,14 @@ static void addPhase(OpPassManager &pm, const CPUPipelineOptions &options,
     pm.addPass(createCanonicalizerPass());
     pm.addPass(createCSEPass());
     return;
+  case CPUPhase::Fused: {
+    ssm::SSMFuseOptions fuse;
+    fuse.strategy = options.fusion;
+    fuse.score = options.fusion == "dp" ? "physical" : "paper";
+    fuse.machine = "cpu";
+    pm.addNestedPass<func::FuncOp>(ssm::createSSMFuse(fuse));
+    return;
+  }
   case CPUPhase::Bound: {
     ssm::SSMBindChunksOptions bind;
     bind.policy = options.policy;
@@ -43,10 +51,7 @@ static void addPhase(OpPassManager &pm, const CPUPipelineOptions &options,
     ConvertSSMToLinalgOptions convert;
     convert.vectorBits = options.vectorBits;
     pm.addPass(createConvertSSMToLinalg(convert));
-    // Sizes of intermediates must fold away, else they are uses that keep
-    // producer and consumer apart.
-    pm.addPass(createCanonicalizerPass());
-    pm.addPass(createLinalgElementwiseOpFusionPass());
+    // What fused kernels have computed is dead.
     pm.addPass(createCanonicalizerPass());
     pm.addPass(createCSEPass());
     return;

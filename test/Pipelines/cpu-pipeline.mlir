@@ -8,9 +8,13 @@
 
 // The options reach the passes.
 // RUN: corey-opt %s --corey-cpu-pipeline="vector-bits=512 policy=static:64" --dump-pass-pipeline 2>&1 >/dev/null | FileCheck %s --check-prefix=OPTIONS
+// OPTIONS: ssm-fuse{{.*}}score=physical strategy=dp
 // OPTIONS: ssm-bind-chunks{observe=false policy=static:64}
 // OPTIONS: convert-ssm-to-linalg{vector-bits=512}
 // OPTIONS: corey-expand-math{vector-bits=512}
+
+// RUN: corey-opt %s --corey-cpu-pipeline="vector-bits=512 fusion=entropy" --dump-pass-pipeline 2>&1 >/dev/null | FileCheck %s --check-prefix=FUSION
+// FUSION: ssm-fuse{{.*}}score=paper strategy=entropy
 
 // RUN: not corey-opt %s --corey-cpu-pipeline=vector-bits=384 2>&1 | FileCheck %s --check-prefix=WIDTH
 // WIDTH: error: expected vector-bits to be 0, 256 or 512, got 384
@@ -35,11 +39,13 @@ ssm.weight @w "block.w" : tensor<16xf32>
 // CHECK-SAME: ssm.constraints = [{{\[}}2, 0, 0, 0, "B"], [2, 1, 0, 1, "L"]]
 
 // CHECK: llvm.func @block(
+// The ops before the scan are in its loops: its result is the only intermediate.
+// CHECK: llvm.call @corey_rt_chunk(
+// CHECK: llvm.call @corey_rt_malloc(
+// CHECK-NOT: llvm.call @corey_rt_malloc(
 // Threads run over work items unless there is but one.
 // CHECK: omp.parallel if(%{{.+}}) {
 // CHECK-NEXT: omp.wsloop {
-// CHECK: llvm.call @corey_rt_chunk(
-// CHECK: omp.parallel if(%{{.+}}) {
 // Stack memory of a work item is returned.
 // CHECK: llvm.intr.stacksave
 // AVX512: llvm.call_intrinsic "llvm.x86.avx512.mask.scalef.ps.512"

@@ -1316,8 +1316,8 @@ TEST(Emit, EveryPhase) {
   EXPECT_NE(emit("llvmir").find("define "), std::string::npos);
   EXPECT_NE(emit("llvmir-opt").find("define "), std::string::npos);
   EXPECT_FAILS(context->emit(ScanSource, "assembly"), InvalidArgument,
-               "expected a phase of captured, bound, lowered, buffers, llvm, "
-               "llvmir and llvmir-opt, got 'assembly'");
+               "expected a phase of captured, fused, bound, lowered, buffers, "
+               "llvm, llvmir and llvmir-opt, got 'assembly'");
   EXPECT_FAILS(context->emit("func.func", "llvm"), CompileError,
                "<source>:1:10: custom op 'func.func' expected valid "
                "'@'-identifier for symbol name");

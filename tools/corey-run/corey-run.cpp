@@ -88,6 +88,11 @@ int corey::coreyRunMain(int argc, char **argv) {
                "table[:<file>], midpoint, random, cheap, variance, kurtosis; "
                "options follow as name:key=value,..."),
       cl::value_desc("policy"), cl::init("measured"), cl::cat(category));
+  cl::opt<std::string> fusion(
+      "fusion",
+      cl::desc("Which ops become one kernel: dp (default) by predicted time; "
+               "entropy, arithmetic, static by the published score; none"),
+      cl::init("dp"), cl::cat(category));
   cl::opt<int> vectorBits(
       "vector-bits",
       cl::desc(
@@ -103,8 +108,8 @@ int corey::coreyRunMain(int argc, char **argv) {
       cl::cat(category));
   cl::opt<std::string> emit(
       "emit",
-      cl::desc("Print the program after a phase and stop: captured, bound, "
-               "lowered, buffers, llvm, llvmir, llvmir-opt"),
+      cl::desc("Print the program after a phase and stop: captured, fused, "
+               "bound, lowered, buffers, llvm, llvmir, llvmir-opt"),
       cl::value_desc("phase"), cl::cat(category));
   cl::opt<std::string> golden(
       "golden", cl::desc("Run every case of a folder with a cases.json"),
@@ -130,6 +135,7 @@ int corey::coreyRunMain(int argc, char **argv) {
     return reportError(kTool, context.status());
   CompileOptions options;
   options.policy = policy;
+  options.fusion = fusion;
   options.vectorBits = vectorBits;
 
   if (!golden.empty())

@@ -32,6 +32,12 @@ struct CPUPipelineOptions
       llvm::cl::desc("Scheduler policy recorded at every bound chunk; empty "
                      "(default) leaves the choice to the run time."),
       llvm::cl::init("")};
+  Option<std::string> fusion{
+      *this, "fusion",
+      llvm::cl::desc("Which ops become one kernel: dp (default) by predicted "
+                     "time; entropy, arithmetic or static by the published "
+                     "score; none."),
+      llvm::cl::init("dp")};
   Option<bool> observe{
       *this, "observe",
       llvm::cl::desc("Observe the input of every bound scan, for policies that "
@@ -44,6 +50,8 @@ struct CPUPipelineOptions
 enum class CPUPhase {
   /// Canonical ssm ops, as given.
   Captured,
+  /// Ops that become one kernel are regions.
+  Fused,
   /// Chunks are values, weights are arguments, shape functions exist.
   Bound,
   /// linalg and loops on tensors.

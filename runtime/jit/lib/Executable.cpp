@@ -7,6 +7,7 @@
 #include "corey/Executable.h"
 #include "corey/Device/CPU.h"
 #include "corey/Device/RuntimeABI.h"
+#include "corey/Analysis/FusionScore.h"
 #include "corey/Conversion/SSMToLinalg/SSMToLinalg.h"
 #include "corey/Dialect/SSM/IR/SSMOps.h"
 #include "corey/Dialect/SSM/Transforms/Passes.h"
@@ -238,6 +239,11 @@ Status checkOptions(const CompileOptions &options) {
   if (options.optLevel < 0 || options.optLevel > 3)
     return Status::invalidArgument("expected optLevel to be from 0 to 3, got " +
                                    std::to_string(options.optLevel));
+  FusionStrategy strategy;
+  if (!parseFusionStrategy(options.fusion, strategy))
+    return Status::invalidArgument("expected fusion to be dp, entropy, "
+                                   "arithmetic, static or none, got '" +
+                                   options.fusion + "'");
   return Status::ok();
 }
 
@@ -710,6 +716,7 @@ Status Executable::Impl::load(ModuleOp module, const CompileOptions &options,
 static void setPipelineOptions(CPUPipelineOptions &pipeline,
                                const CompileOptions &options) {
   pipeline.vectorBits = options.vectorBits;
+  pipeline.fusion = options.fusion;
 }
 
 Expected<std::shared_ptr<Executable>>
@@ -793,15 +800,15 @@ Expected<std::string> Context::emit(std::string_view source,
   if (Status status = checkOptions(options); !status)
     return status;
   static constexpr std::pair<std::string_view, CPUPhase> phases[] = {
-      {"captured", CPUPhase::Captured}, {"bound", CPUPhase::Bound},
-      {"lowered", CPUPhase::Lowered},   {"buffers", CPUPhase::Buffers},
-      {"llvm", CPUPhase::LLVM},         {"llvmir", CPUPhase::LLVM},
-      {"llvmir-opt", CPUPhase::LLVM}};
+      {"captured", CPUPhase::Captured}, {"fused", CPUPhase::Fused},
+      {"bound", CPUPhase::Bound},       {"lowered", CPUPhase::Lowered},
+      {"buffers", CPUPhase::Buffers},   {"llvm", CPUPhase::LLVM},
+      {"llvmir", CPUPhase::LLVM},       {"llvmir-opt", CPUPhase::LLVM}};
   auto it =
       llvm::find_if(phases, [&](auto &entry) { return entry.first == phase; });
   if (it == std::end(phases))
-    return Status::invalidArgument("expected a phase of captured, bound, "
-                                   "lowered, buffers, llvm, llvmir and "
+    return Status::invalidArgument("expected a phase of captured, fused, "
+                                   "bound, lowered, buffers, llvm, llvmir and "
                                    "llvmir-opt, got '" +
                                    std::string(phase) + "'");
   Expected<scheduler::PolicyContext> policies = policyContext();

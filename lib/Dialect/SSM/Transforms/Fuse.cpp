@@ -56,22 +56,34 @@ static void resolveSizes(Block &block) {
   }
 }
 
-/// Moves pointwise ops next to their first use, so that what belongs together
-/// stands together.
+/// Whether a kernel of `user` could compute the value of `operand` where it reads
+/// it.
+static bool couldTakeIn(Operation *user, OpOperand &operand) {
+  auto fusable = dyn_cast<FusableOpInterface>(user);
+  if (!fusable)
+    return false;
+  return fusable.isPointwise() ||
+         llvm::is_contained(fusable.getStreamedOperands(), &operand);
+}
+
+/// Moves pointwise ops next to their first use if that could take them in, so that
+/// what belongs together stands together and nothing else in between.
 static void sinkPointwise(Block &block) {
   for (Operation &op : llvm::make_early_inc_range(llvm::reverse(block))) {
     auto fusable = dyn_cast<FusableOpInterface>(op);
     if (!fusable || !fusable.isPointwise() || op.use_empty())
       continue;
     Operation *first = nullptr;
-    for (Operation *user : op.getUsers()) {
-      Operation *ancestor = block.findAncestorOpInBlock(*user);
-      if (!ancestor)
-        return;
-      if (!first || ancestor->isBeforeInBlock(first))
+    bool taken = false;
+    for (OpOperand &use : op.getUses()) {
+      Operation *ancestor = block.findAncestorOpInBlock(*use.getOwner());
+      if (!first || ancestor->isBeforeInBlock(first)) {
         first = ancestor;
+        taken = couldTakeIn(use.getOwner(), use);
+      }
     }
-    op.moveBefore(first);
+    if (taken)
+      op.moveBefore(first);
   }
 }
 

@@ -38,6 +38,9 @@ struct CompileOptions {
   /// "unsplit", "static:256", "guarded:inner=[entropy]", ... A policy of its own
   /// at a site goes before.
   std::string policy = "measured";
+  /// Which ops become one kernel: "dp" by predicted time, "entropy",
+  /// "arithmetic" or "static" by the published score, or "none".
+  std::string fusion = "dp";
   /// Width of a vector register in bits: 256 or 512; 0 takes the host's.
   int vectorBits = 0;
   /// 2 runs the passes that lowered programs need; 0, 1 and 3 run LLVM's O0, O1
@@ -61,7 +64,8 @@ public:
   Expected<std::shared_ptr<Executable>>
   compileFile(const std::string &path, const CompileOptions &options = {});
 
-  /// The program after a phase of the pipeline, as text: "captured", "bound",
+  /// The program after a phase of the pipeline, as text: "captured", "fused",
+  /// "bound",
   /// "lowered", "buffers" or "llvm" for MLIR, "llvmir" for LLVM IR and
   /// "llvmir-opt" for optimized LLVM IR.
   Expected<std::string> emit(std::string_view source, std::string_view phase,
