@@ -39,6 +39,12 @@ Workload makeScan(const WorkloadOptions &options);
 /// "scan".
 Workload makeSSD(const WorkloadOptions &options);
 
+/// A whole block of a model with every operation on its own, for one sequence of
+/// `length` tokens of 256 channels: norm, projections, convolution, activations,
+/// scan, skip, gate, residual. `mamba2`: the SSD form. Weights are random and come
+/// as inputs; there is no reference.
+Workload makeBlock(bool mamba2, int64_t length, DType dtype);
+
 /// What a JSON result says of where it comes from.
 llvm::json::Object describeRun(const std::string &target);
 /// Writes a document to a file, or to standard output for "-". Reports what goes
@@ -51,6 +57,7 @@ int runRules(int argc, char **argv);
 int runTune(int argc, char **argv);
 int runFit(int argc, char **argv);
 int runSchedule(int argc, char **argv);
+int runFusion(int argc, char **argv);
 int runPaper(int argc, char **argv);
 /// @}
 

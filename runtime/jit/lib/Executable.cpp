@@ -8,6 +8,7 @@
 #include "corey/Device/CPU.h"
 #include "corey/Device/RuntimeABI.h"
 #include "corey/Analysis/FusionScore.h"
+#include "corey/Analysis/RegionCost.h"
 #include "corey/Conversion/SSMToLinalg/SSMToLinalg.h"
 #include "corey/Dialect/SSM/IR/SSMOps.h"
 #include "corey/Dialect/SSM/Transforms/Passes.h"
@@ -365,6 +366,7 @@ struct Executable::Impl {
   /// The context's.
   std::shared_ptr<std::atomic<int>> threads;
   std::vector<PhaseTime> times;
+  TrafficInfo traffic;
   device::ProgramState program;
   std::mutex mutex;
   std::vector<std::unique_ptr<Call>> idle;
@@ -719,6 +721,30 @@ static void setPipelineOptions(CPUPipelineOptions &pipeline,
   pipeline.fusion = options.fusion;
 }
 
+/// What the kernels of a module after the Fused phase move.
+static TrafficInfo measureTraffic(ModuleOp module) {
+  TrafficInfo traffic;
+  module.walk<mlir::WalkOrder::PreOrder>([&](mlir::Operation *op) {
+    auto fusable = llvm::dyn_cast<ssm::FusableOpInterface>(op);
+    if (!fusable)
+      return mlir::WalkResult::advance();
+    llvm::SmallVector<mlir::Operation *> ops{op};
+    if (auto fused = llvm::dyn_cast<ssm::FusedOp>(op)) {
+      ops.clear();
+      for (mlir::Operation &inner :
+           fused.getBody().front().without_terminator())
+        ops.push_back(&inner);
+    }
+    RegionCost cost = regionCost(ops, /*dynamicDim=*/1024);
+    ++traffic.kernels;
+    traffic.bytesRead += cost.bytesRead;
+    traffic.bytesWritten += cost.bytesWritten;
+    traffic.bytesKept += cost.bytesKept;
+    return mlir::WalkResult::skip();
+  });
+  return traffic;
+}
+
 Expected<std::shared_ptr<Executable>>
 Context::compile(std::string_view source, const CompileOptions &options,
                  std::string_view name) {
@@ -750,7 +776,12 @@ Context::compile(std::string_view source, const CompileOptions &options,
   setPipelineOptions(pipeline, options);
   ModuleOp op = **module;
   if (Status status =
-          runPipeline(op, pipeline, CPUPhase::Captured, CPUPhase::Bound);
+          runPipeline(op, pipeline, CPUPhase::Captured, CPUPhase::Fused);
+      !status)
+    return status;
+  program.traffic = measureTraffic(op);
+  if (Status status =
+          runPipeline(op, pipeline, CPUPhase::Bound, CPUPhase::Bound);
       !status)
     return status;
   if (Status status = program.describe(op); !status)
@@ -1522,6 +1553,8 @@ const std::vector<PhaseTime> &Executable::compileTimes() const {
   return impl->times;
 }
 
+const TrafficInfo &Executable::traffic() const { return impl->traffic; }
+
 std::pair<size_t, size_t> Executable::memoryUse() const {
   std::lock_guard<std::mutex> lock(impl->mutex);
   std::pair<size_t, size_t> total;
@@ -1543,6 +1576,11 @@ std::string Executable::explain() const {
     total += time.milliseconds;
   }
   os << llvm::formatv(" total {0:f1} ms\n", total);
+  const TrafficInfo &traffic = impl->traffic;
+  os << llvm::formatv("kernels: {0}, moving {1:f1} MB and keeping {2:f1} MB from "
+                      "memory (a dynamic size counts as 1024)\n",
+                      traffic.kernels, traffic.bytes() * 1e-6,
+                      traffic.bytesKept * 1e-6);
   for (const ChunkInfo &info : chunks()) {
     os << "chunk " << info.site << ": ";
     if (info.chunk)

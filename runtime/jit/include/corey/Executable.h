@@ -147,6 +147,17 @@ struct ObservationInfo {
   double milliseconds = 0;
 };
 
+/// What the kernels of a program move, at the sizes it states; a dynamic size counts
+/// as 1024.
+struct TrafficInfo {
+  int64_t kernels = 0;
+  /// Bytes that kernels read and write, counting each tensor once per kernel.
+  double bytesRead = 0, bytesWritten = 0;
+  /// Bytes that separate kernels would read and write in addition.
+  double bytesKept = 0;
+  double bytes() const { return bytesRead + bytesWritten; }
+};
+
 /// Milliseconds spent on a step of compilation.
 struct PhaseTime {
   std::string phase;
@@ -203,6 +214,7 @@ public:
   /// chose, for people to read.
   std::string explain() const;
   const std::vector<PhaseTime> &compileTimes() const;
+  const TrafficInfo &traffic() const;
   /// Bytes of intermediates kept for later calls, and how often the system was
   /// asked for memory.
   std::pair<size_t, size_t> memoryUse() const;
