@@ -1104,6 +1104,26 @@ static void valueRows(Table &table) {
                 worst, 2, "0 for an orthogonal one");
 }
 
+/// What the bins do with the least and the largest value of a sample.
+static void rangeRows(Table &table) {
+  Random random(14);
+  auto rows = [&](const std::string &row, const std::vector<double> &values) {
+    double nats =
+        measure(values, 256, sched::RangeMode::MinMax).entropy.value();
+    table.compare(row, "entropy K=256, nats", std::nullopt, nats, 2);
+    table.compare(row, "chunk, calibrated", std::nullopt,
+                  double(choose("calibrated", nats)), 0);
+  };
+  for (size_t n : {size_t(1000), size_t(1000000)}) {
+    std::vector<double> values(n);
+    for (double &value : values)
+      value = random.normal();
+    rows(std::to_string(n) + " normal values", values);
+    values[n / 2] = 100;
+    rows(std::to_string(n) + " and one of 100 sigma", values);
+  }
+}
+
 static void depthRows(Table &table, const Reference &reference) {
   for (double room : {64.0, 96.0, 512.0}) {
     constexpr double kTile = 28;
@@ -1146,6 +1166,7 @@ static Table theory(const Reference &reference) {
   peakRows(table);
   depthRows(table, reference);
   valueRows(table);
+  rangeRows(table);
   return table;
 }
 
