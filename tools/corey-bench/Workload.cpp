@@ -315,7 +315,7 @@ llvm::json::Object corey::describeRun(const std::string &target) {
   llvm::StringMap<bool> features = llvm::sys::getHostCPUFeatures();
   return llvm::json::Object{{"tool", "corey-bench"},
                             {"version", getVersion()},
-                            {"date", date},
+                            {"date", std::string(date)},
                             {"target", target},
                             {"cpu", llvm::sys::getHostCPUName()},
                             {"avx512", features.lookup("avx512f")}};

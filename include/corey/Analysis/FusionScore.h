@@ -16,11 +16,11 @@
 
 namespace corey {
 
-/// What the score knows of one operator of a chain. Plain numbers: compilers take
-/// them from IR, experiments from wherever they like.
+/// What the score knows of one operator of a chain. Plain numbers: compilers
+/// take them from IR, experiments from wherever they like.
 struct FusionFeatures {
-  /// Entropy of what it works on, in any one unit; NaN, or anything else that is
-  /// not finite, where it is not known.
+  /// Entropy of what it works on, in any one unit; NaN, or anything else that
+  /// is not finite, where it is not known.
   double entropy = NAN;
   /// Arithmetic intensity and memory traffic.
   double intensity = 0, memory = 0;
@@ -35,10 +35,10 @@ struct FusionFeatures {
 ///   AI^ = clamp01(sum AI_i / sqrt(n))
 ///   M^  = clamp01(sum M_i / n^1.15)
 ///
-/// where clamp01 scales by the least and the largest value that single operators
-/// of the chain have, and gives 0.5 where those are equal. H^ is 0.5 where no
-/// entropy of the region, or of the chain, is known. The last summand is not part
-/// of the published formula, but of the published program.
+/// where clamp01 scales by the least and the largest value that single
+/// operators of the chain have, and gives 0.5 where those are equal. H^ is 0.5
+/// where no entropy of the region, or of the chain, is known. The last summand
+/// is not part of the published formula, but of the published program.
 struct FusionWeights {
   double alpha = 0.45, beta = 0.35, gamma = 0.20;
   /// A candidate is taken if its score is greater.
@@ -103,23 +103,23 @@ public:
   FusionTerms terms(FusionRegion region) const;
   bool feasible(const FusionTerms &terms) const;
 
-  /// Cuts the chain into regions, in order and without gaps. `legal` says whether
-  /// a region of two or more operators can be made into a kernel at all; null:
-  /// every one can. Candidates of two or more operators are appended to
-  /// `considered` if it is given, in the order in which they were looked at; for
-  /// Dp only those that score above tau, and of infeasible ones those that end
-  /// the growth of a region.
+  /// Cuts the chain into regions, in order and without gaps. `legal` says
+  /// whether a region of two or more operators can be made into a kernel at
+  /// all; null: every one can. Candidates of two or more operators are appended
+  /// to `considered` if it is given, in the order in which they were looked at;
+  /// for Dp only those that score above tau, and of infeasible ones those that
+  /// end the growth of a region.
   std::vector<FusionRegion>
   partition(FusionStrategy strategy,
             const std::function<bool(FusionRegion)> &legal = nullptr,
             std::vector<FusionCandidate> *considered = nullptr) const;
 
   /// The partition with the least sum of `cost` whose regions of more than one
-  /// operator are legal and feasible and of finite cost; of equal ones that with
-  /// fewer regions. A single operator whose cost is not finite is used only where
-  /// nothing else is left. O(n^2) calls, fewer where legal regions are short:
-  /// growing a region to the right stops at the first that is not legal if
-  /// `monotone`, and at the first that is not feasible.
+  /// operator are legal and feasible and of finite cost; of equal ones that
+  /// with fewer regions. A single operator whose cost is not finite is used
+  /// only where nothing else is left. O(n^2) calls, fewer where legal regions
+  /// are short: growing a region to the right stops at the first that is not
+  /// legal if `monotone`, and at the first that is not feasible.
   std::vector<FusionRegion>
   cheapest(const std::function<double(FusionRegion)> &cost,
            const std::function<bool(FusionRegion)> &legal = nullptr,
