@@ -63,13 +63,13 @@ struct SSMInsertHadamard
       getOperation().emitError()
           << "ssm-insert-hadamard: expected 'block' to be 0 or a power of two, "
              "got "
-          << block;
+          << int64_t(block);
       return signalPassFailure();
     }
     if (maxBlock < 2) {
       getOperation().emitError()
           << "ssm-insert-hadamard: expected 'max-block' to be at least 2, got "
-          << maxBlock;
+          << int64_t(maxBlock);
       return signalPassFailure();
     }
     SmallVector<ProjectionOp> projections;

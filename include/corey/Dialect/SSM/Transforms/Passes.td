@@ -147,7 +147,9 @@ def SSMAnnotateStats : Pass<"ssm-annotate-stats", "::mlir::ModuleOp"> {
     A site is the name of an `ssm.observe` of the value, or the name that
     `ssm-observe-values` would give it; the module must be the one the profile was
     measured on (for `corey-run`, the captured one: inlined, canonicalized). Other
-    members of an entry are ignored. An entry without an entropy (`null`: nothing
+    members of an entry are ignored. Of a program that ran several times the range,
+    mean and variance are over all calls, entropy and kurtosis those of the last. An
+    entry without an entropy (`null`: nothing
     finite was seen) says nothing about a value.
 
     The statistics of an op's result are its attribute `ssm.stats`: of an op with
