@@ -395,7 +395,8 @@ TEST(Prepare, ChangesNoResult) {
   Tensor once = runOnCheckpoint(source, inputs, options)[0];
   options.hoistWeights = false;
   Tensor always = runOnCheckpoint(source, inputs, options)[0];
-  EXPECT_EQ(relativeError(once, always), 0);
+  // Sums of a product may be cut differently from one call to the next.
+  EXPECT_LE(relativeError(once, always), 1e-6);
 }
 
 TEST(Prepare, ModulesThatDoNotFit) {
@@ -475,5 +476,6 @@ TEST(Profile, EveryValueHasASite) {
     EXPECT_EQ(std::count(sites.begin(), sites.end(), std::string(site)), 1)
         << site;
   // Looking changes nothing.
-  EXPECT_EQ(relativeError(outputs[0], runOnCheckpoint(source, inputs)[0]), 0);
+  EXPECT_LE(relativeError(outputs[0], runOnCheckpoint(source, inputs)[0]),
+            1e-6);
 }
