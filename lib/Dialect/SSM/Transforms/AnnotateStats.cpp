@@ -10,6 +10,7 @@
 #include "llvm/ADT/MapVector.h"
 #include "llvm/Support/JSON.h"
 #include "llvm/Support/MemoryBuffer.h"
+#include <cmath>
 
 namespace corey::ssm {
 #define GEN_PASS_DEF_SSMANNOTATESTATS
@@ -105,7 +106,7 @@ struct SSMAnnotateStats
       for (StringRef name :
            {"entropy", "min", "max", "mean", "variance", "kurtosis"}) {
         std::optional<double> number = object->getNumber(name);
-        if (!number)
+        if (!number || !std::isfinite(*number))
           return error() << "expected a number '" << name << "' at site '"
                          << *site << "'";
         numbers.push_back(APFloat(*number));

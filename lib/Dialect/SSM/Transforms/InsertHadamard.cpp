@@ -72,6 +72,9 @@ struct SSMInsertHadamard
           << int64_t(maxBlock);
       return signalPassFailure();
     }
+    // Of another function.
+    transforms.clear();
+    casts.clear();
     SmallVector<ProjectionOp> projections;
     getOperation().walk([&](ProjectionOp op) { projections.push_back(op); });
     for (ProjectionOp op : projections)

@@ -18,7 +18,10 @@ using namespace corey::ssm;
 
 StatsAttr corey::ssm::getStats(Value value) {
   if (auto argument = dyn_cast<BlockArgument>(value)) {
-    auto function = dyn_cast<func::FuncOp>(argument.getOwner()->getParentOp());
+    Operation *parent = argument.getOwner()->getParentOp();
+    if (auto fused = dyn_cast_or_null<FusedOp>(parent))
+      return getStats(fused.getInputs()[argument.getArgNumber()]);
+    auto function = dyn_cast_or_null<func::FuncOp>(parent);
     return function && argument.getOwner()->isEntryBlock()
                ? function.getArgAttrOfType<StatsAttr>(argument.getArgNumber(),
                                                       kStatsAttr)

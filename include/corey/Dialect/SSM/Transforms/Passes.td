@@ -268,8 +268,8 @@ def SSMFoldHadamard : Pass<"ssm-fold-hadamard", "::mlir::ModuleOp"> {
       its bias, and of its residual: `H (W x + b + r) = (H W) x + H b + H r`. With
       a residual this is done only where the residual is a transform itself, so
       that the two cancel. A projection with other uses, or a quantized or
-      computed weight, stays. The rows are rotated in f32; the weight stays f32
-      where the projection makes no use of its type.
+      computed weight, stays. The rows are rotated in f32, and the weight stays
+      f32.
     * Sums, differences, negations and multiples of transforms of one block
       become the transform of one: `H a + H b = H (a + b)`.
 

@@ -19,7 +19,7 @@ namespace corey::ssm {
 inline constexpr llvm::StringLiteral kStatsAttr = "ssm.stats";
 
 /// The statistics of a value, or null. An `ssm.observe` has those of its
-/// operand.
+/// operand, an argument of an `ssm.fused` those of the input.
 StatsAttr getStats(mlir::Value value);
 /// `value` is a result, or an argument of a function.
 void setStats(mlir::Value value, StatsAttr stats);
@@ -30,9 +30,8 @@ void setStats(mlir::Value value, StatsAttr stats);
 ///
 ///   * the site of an `ssm.observe` of the value, if there is one;
 ///   * `<function>.arg#<i>` for argument i;
-///   * `<function>.<op>#<k>` for the k-th op of its name, counted from 0,
-///   without
-///     `ssm.` before the name, and `:<i>` behind it for result i > 0.
+///   * `<function>.<op>#<k>` for the k-th op of its name, counted from 0, and
+///     `:<i>` behind it for result i > 0; ops of this dialect go without `ssm.`.
 ///
 /// The names depend on the order of ops: whoever writes a profile and whoever
 /// reads it must look at the same program, which is the captured one after
