@@ -31,7 +31,8 @@ void setStats(mlir::Value value, StatsAttr stats);
 ///   * the site of an `ssm.observe` of the value, if there is one;
 ///   * `<function>.arg#<i>` for argument i;
 ///   * `<function>.<op>#<k>` for the k-th op of its name, counted from 0, and
-///     `:<i>` behind it for result i > 0; ops of this dialect go without `ssm.`.
+///     `:<i>` behind it for result i > 0; ops of this dialect go without
+///     `ssm.`.
 ///
 /// The names depend on the order of ops: whoever writes a profile and whoever
 /// reads it must look at the same program, which is the captured one after
