@@ -39,6 +39,10 @@ static void addPhase(OpPassManager &pm, const CPUPipelineOptions &options,
     return;
   }
   case CPUPhase::Bound: {
+    if (options.observeValues)
+      pm.addNestedPass<func::FuncOp>(ssm::createSSMObserveValues());
+    if (options.hoistWeights)
+      pm.addPass(ssm::createSSMHoistWeights());
     ssm::SSMBindChunksOptions bind;
     bind.policy = options.policy;
     bind.observe = options.observe;

@@ -43,6 +43,15 @@ struct CPUPipelineOptions
       llvm::cl::desc("Observe the input of every bound scan, for policies that "
                      "decide on statistics."),
       llvm::cl::init(false)};
+  Option<bool> observeValues{
+      *this, "observe-values",
+      llvm::cl::desc("Observe every floating-point tensor of the captured "
+                     "program."),
+      llvm::cl::init(false)};
+  Option<bool> hoistWeights{
+      *this, "hoist-weights",
+      llvm::cl::desc("Move what depends on weights alone into @ssm.prepare."),
+      llvm::cl::init(true)};
 };
 
 /// The phases of the CPU pipeline, in order. `corey-run --emit=<phase>` prints
@@ -52,7 +61,8 @@ enum class CPUPhase {
   Captured,
   /// Ops that become one kernel are regions.
   Fused,
-  /// Chunks are values, weights are arguments, shape functions exist.
+  /// Work on weights is in a function of its own, chunks are values, weights are
+  /// arguments, shape functions exist.
   Bound,
   /// linalg and loops on tensors.
   Lowered,

@@ -337,6 +337,8 @@ struct Weight {
   std::string key;
   Tensor tensor;
   bool bound = false;
+  /// Computed by the program from the others.
+  bool prepared = false;
 };
 
 /// A call's memory beside its arena; kept with it, so that a warm call
@@ -360,6 +362,14 @@ struct Executable::Impl {
   std::vector<Function> functions;
   std::vector<ArgumentInfo> weightInfos;
   std::vector<Weight> weights;
+  /// Computes the prepared weights; null where there are none.
+  std::unique_ptr<Function> prepare;
+  /// Index into the weights for each of its results.
+  std::vector<size_t> preparedWeights;
+  /// Whether they are those of the weights that are bound.
+  std::atomic<bool> ready{true};
+  std::mutex prepareMutex;
+  double prepareMs = 0;
   std::string name, prefix, policy, cpu;
   /// What the policies of the sites decide with.
   scheduler::PolicyContext policies;
@@ -406,8 +416,11 @@ struct Executable::Impl {
     idle.push_back(std::move(call));
   }
 
+  bool usesPrepared(const Function &function) const;
+  Status checkWeights(const Function &function, std::string_view user) const;
   Status checkInputs(const Function &function, const Tensor *inputs,
                      size_t count) const;
+  Status prepareWeights();
   Status computeShapes(const Function &function, const Tensor *inputs,
                        Call &call) const;
   Status checkOutputs(const Function &function, const Tensor *inputs,
@@ -433,8 +446,10 @@ Status Executable::Impl::describe(ModuleOp module) {
         op.getSymName().str(), toDType(type.getElementType()),
         std::vector<int64_t>(type.getShape().begin(), type.getShape().end())};
     weight.key = op.getFileKey().str();
+    weight.prepared = op.isPrepared();
     weightIndex[op.getSymName()] = weights.size();
-    weightInfos.push_back(weight.info);
+    if (!weight.prepared)
+      weightInfos.push_back(weight.info);
     weights.push_back(std::move(weight));
   }
   mlir::SymbolTable symbols(module);
@@ -520,9 +535,37 @@ Status Executable::Impl::describe(ModuleOp module) {
             {integer(0), integer(1), integer(2), integer(3),
              llvm::cast<mlir::StringAttr>(entry[4]).str()});
       }
+    if (function.info.name == ssm::kPrepareFunction) {
+      for (unsigned i = 0; i < op.getNumResults(); ++i) {
+        auto symbol =
+            op.getResultAttrOfType<mlir::StringAttr>(i, ssm::kPreparesAttr);
+        auto it = symbol ? weightIndex.find(symbol.getValue())
+                         : weightIndex.end();
+        if (it == weightIndex.end() || !weights[it->second].prepared ||
+            weights[it->second].info.dtype != function.info.outputs[i].dtype ||
+            weights[it->second].info.shape != function.info.outputs[i].shape)
+          return Status::compileError(
+              "expected result " + std::to_string(i) + " of @" +
+              function.info.name + " to be a prepared weight, got '" +
+              (symbol ? symbol.str() : "") + "'");
+        preparedWeights.push_back(it->second);
+      }
+      if (!function.info.inputs.empty())
+        return Status::compileError("expected @" + function.info.name +
+                                    " to take weights only, got input '" +
+                                    function.info.inputs[0].name + "'");
+      ready = false;
+      prepare = std::make_unique<Function>(std::move(function));
+      continue;
+    }
     infos.push_back(function.info);
     functions.push_back(std::move(function));
   }
+  for (size_t i = 0; i < weights.size(); ++i)
+    if (weights[i].prepared && !llvm::is_contained(preparedWeights, i))
+      return Status::compileError("expected @" + ssm::kPrepareFunction.str() +
+                                  " to give prepared weight '" +
+                                  weights[i].info.name + "', got none");
   if (functions.empty())
     return Status::compileError(
         name + ": expected at least one public function with a body, got none");
@@ -701,12 +744,17 @@ Status Executable::Impl::load(ModuleOp module, const CompileOptions &options,
   for (std::unique_ptr<llvm::MemoryBuffer> &object : *objects)
     if (auto error = jit->addObjectFile(std::move(object)))
       return toStatus(std::move(error));
+  std::vector<Function *> all;
   for (Function &function : functions)
+    all.push_back(&function);
+  if (prepare)
+    all.push_back(prepare.get());
+  for (Function *function : all)
     for (auto [suffix, slot] :
-         {std::pair<llvm::StringRef, void (**)(void **)>{"", &function.invoke},
-          {ssm::kShapesSuffix, &function.shapes}}) {
+         {std::pair<llvm::StringRef, void (**)(void **)>{"", &function->invoke},
+          {ssm::kShapesSuffix, &function->shapes}}) {
       auto symbol =
-          jit->lookup(getInvokeSymbol(function.info.name + suffix.str()));
+          jit->lookup(getInvokeSymbol(function->info.name + suffix.str()));
       if (!symbol)
         return toStatus(symbol.takeError());
       *slot = symbol->toPtr<void (*)(void **)>();
@@ -719,6 +767,8 @@ static void setPipelineOptions(CPUPipelineOptions &pipeline,
                                const CompileOptions &options) {
   pipeline.vectorBits = options.vectorBits;
   pipeline.fusion = options.fusion;
+  pipeline.hoistWeights = options.hoistWeights;
+  pipeline.observeValues = options.observeValues;
 }
 
 /// What the kernels of a module after the Fused phase move.
@@ -912,6 +962,8 @@ Status Context::exportProgram(std::string_view source, std::string_view format,
     return module.takeStatus();
   CPUPipelineOptions pipeline;
   setPipelineOptions(pipeline, options);
+  // The caller holds the weights, and would have to hold prepared ones as well.
+  pipeline.hoistWeights = false;
   if (isConstant(options.policy))
     pipeline.policy = options.policy;
   ModuleOp op = **module;
@@ -1020,7 +1072,11 @@ static Status bindTensor(Weight &weight, const Tensor &tensor,
 
 Status Executable::bindWeights(const SafeTensors &file,
                                const std::string *prefix) {
+  // Also where only some of them are bound before an error.
+  impl->ready = !impl->prepare;
   for (Weight &weight : impl->weights) {
+    if (weight.prepared)
+      continue;
     std::string key = (prefix ? *prefix : impl->prefix) + weight.key;
     if (!file.contains(key))
       return Status::notFound(file.path() + ": expected tensor '" + key +
@@ -1038,8 +1094,10 @@ Status Executable::bindWeights(const SafeTensors &file,
 
 Status Executable::bindWeight(std::string_view symbol, const Tensor &tensor) {
   for (Weight &weight : impl->weights)
-    if (weight.info.name == symbol)
+    if (weight.info.name == symbol && !weight.prepared) {
+      impl->ready = !impl->prepare;
       return bindTensor(weight, tensor, "bound by name");
+    }
   return Status::notFound("expected a weight of " + impl->name + ", got '" +
                           std::string(symbol) + "'");
 }
@@ -1072,6 +1130,22 @@ static Status checkTensor(const char *kind, const ArgumentInfo &info,
   return Status::ok();
 }
 
+bool Executable::Impl::usesPrepared(const Function &function) const {
+  return llvm::any_of(function.weights,
+                      [&](size_t i) { return weights[i].prepared; });
+}
+
+Status Executable::Impl::checkWeights(const Function &function,
+                                      std::string_view user) const {
+  for (size_t i : function.weights)
+    if (!weights[i].bound && !weights[i].prepared)
+      return Status::invalidArgument("weight '" + weights[i].info.name +
+                                     "': expected it to be bound before @" +
+                                     std::string(user) +
+                                     " runs, got no tensor");
+  return Status::ok();
+}
+
 Status Executable::Impl::checkInputs(const Function &function,
                                      const Tensor *inputs, size_t count) const {
   if (count != function.info.inputs.size())
@@ -1083,13 +1157,10 @@ Status Executable::Impl::checkInputs(const Function &function,
             checkTensor("input", function.info.inputs[i], inputs[i]);
         !status)
       return status;
-  for (size_t i : function.weights)
-    if (!weights[i].bound)
-      return Status::invalidArgument("weight '" + weights[i].info.name +
-                                     "': expected it to be bound before @" +
-                                     function.info.name +
-                                     " runs, got no tensor");
-  return Status::ok();
+  if (usesPrepared(function))
+    if (Status status = checkWeights(*prepare, function.info.name); !status)
+      return status;
+  return checkWeights(function, function.info.name);
 }
 
 static void appendDescriptor(std::vector<int64_t> &words, const void *data,
@@ -1250,9 +1321,14 @@ Status Executable::Impl::checkOutputs(const Function &function,
     for (size_t j = 0; j < numInputs; ++j)
       if (outputs[i].overlaps(inputs[j]))
         return overlap(inputs[j], "input", function.info.inputs[j].name);
-    for (size_t j : function.weights)
-      if (outputs[i].overlaps(weights[j].tensor))
-        return overlap(weights[j].tensor, "weight", weights[j].info.name);
+    // Those that prepared weights come from are read again when one is bound.
+    const Function *users[] = {
+        &function, usesPrepared(function) ? prepare.get() : nullptr};
+    for (const Function *user : users)
+      for (size_t j = 0; user && j < user->weights.size(); ++j)
+        if (const Weight &weight = weights[user->weights[j]];
+            outputs[i].overlaps(weight.tensor))
+          return overlap(weight.tensor, "weight", weight.info.name);
     for (size_t j = 0; j < i; ++j)
       if (outputs[i].overlaps(outputs[j]))
         return overlap(outputs[j], "output", function.info.outputs[j].name);
@@ -1349,6 +1425,37 @@ Status Executable::Impl::execute(const Function &function, const Tensor *inputs,
   return status;
 }
 
+/// Computes the prepared weights unless they are there.
+Status Executable::Impl::prepareWeights() {
+  if (ready.load(std::memory_order_acquire))
+    return Status::ok();
+  std::lock_guard<std::mutex> lock(prepareMutex);
+  if (ready.load(std::memory_order_relaxed))
+    return Status::ok();
+  Stopwatch watch;
+  std::vector<Tensor> made;
+  for (const ArgumentInfo &info : prepare->info.outputs) {
+    Expected<Tensor> tensor = Tensor::empty(info.dtype, info.shape);
+    if (!tensor)
+      return tensor.takeStatus();
+    made.push_back(std::move(*tensor));
+  }
+  // Not kept: its intermediates may be as large as the weights.
+  Call call;
+  call.state.program = &program;
+  if (Status status = computeShapes(*prepare, nullptr, call); !status)
+    return status;
+  if (Status status = execute(*prepare, nullptr, made.data(), call); !status)
+    return status;
+  for (size_t i = 0; i < made.size(); ++i) {
+    weights[preparedWeights[i]].tensor = std::move(made[i]);
+    weights[preparedWeights[i]].bound = true;
+  }
+  prepareMs = watch.lap();
+  ready.store(true, std::memory_order_release);
+  return Status::ok();
+}
+
 Status Executable::run(std::string_view name, const Tensor *inputs,
                        size_t numInputs, Tensor *outputs, size_t numOutputs) {
   const Function *function = impl->find(name);
@@ -1358,6 +1465,8 @@ Status Executable::run(std::string_view name, const Tensor *inputs,
     return status;
   std::unique_ptr<Call> call = impl->acquire();
   Status status = impl->computeShapes(*function, inputs, *call);
+  if (status && impl->usesPrepared(*function))
+    status = impl->prepareWeights();
   if (status)
     status = impl->checkOutputs(*function, inputs, numInputs, outputs,
                                 numOutputs, *call);
@@ -1581,6 +1690,15 @@ std::string Executable::explain() const {
                       "memory (a dynamic size counts as 1024)\n",
                       traffic.kernels, traffic.bytes() * 1e-6,
                       traffic.bytesKept * 1e-6);
+  if (impl->prepare) {
+    std::lock_guard<std::mutex> lock(impl->prepareMutex);
+    size_t count = impl->preparedWeights.size();
+    os << "prepared " << count << (count == 1 ? " weight" : " weights");
+    if (impl->ready)
+      os << llvm::formatv(" in {0:f1} ms\n", impl->prepareMs);
+    else
+      os << ": not run yet\n";
+  }
   for (const ChunkInfo &info : chunks()) {
     os << "chunk " << info.site << ": ";
     if (info.chunk)

@@ -635,16 +635,30 @@ ObserveOp::reifyResultShapes(OpBuilder &builder,
   return success();
 }
 
+static bool isWeightElement(Type element) {
+  return isa<Float16Type, BFloat16Type, Float32Type, Float8E4M3FNType>(
+             element) ||
+         element.isInteger(8) || element.isInteger(32) || element.isInteger(64);
+}
+
+bool WeightOp::isWeightType(Type type) {
+  auto tensor = dyn_cast<RankedTensorType>(type);
+  return tensor && tensor.hasStaticShape() && !tensor.getEncoding() &&
+         isWeightElement(tensor.getElementType());
+}
+
 LogicalResult WeightOp::verify() {
   auto type = cast<RankedTensorType>(getType());
   if (!type.hasStaticShape())
     return emitOpError() << "expected a static shape, got " << type;
   Type element = type.getElementType();
-  if (!isa<Float16Type, BFloat16Type, Float32Type, Float8E4M3FNType>(element) &&
-      !element.isInteger(8) && !element.isInteger(32) && !element.isInteger(64))
+  if (!isWeightElement(element))
     return emitOpError() << "expected an element type of f32, f16, bf16, "
                             "f8E4M3FN, i8, i32 or i64, got "
                          << element;
+  if (isPrepared() && getKey())
+    return emitOpError() << "expected no key for a prepared weight, got "
+                         << getKeyAttr();
   return success();
 }
 

@@ -56,6 +56,32 @@ static void resolveSizes(Block &block) {
   }
 }
 
+/// Adds to a projection become its residual: a product starts from it for nothing.
+static void absorbResiduals(Block &block) {
+  for (Operation &op : llvm::make_early_inc_range(block)) {
+    auto add = dyn_cast<AddOp>(op);
+    if (!add)
+      continue;
+    for (unsigned side : {0u, 1u}) {
+      Value other = add->getOperand(1 - side);
+      auto projection = add->getOperand(side).getDefiningOp<ProjectionOp>();
+      if (!projection || projection->getBlock() != &block ||
+          !projection->hasOneUse() || projection.getResidual() ||
+          other.getType() != projection.getType() ||
+          add.getType() != projection.getType())
+        continue;
+      Operation *producer = other.getDefiningOp();
+      if (producer && producer->getBlock() == &block &&
+          !producer->isBeforeInBlock(projection))
+        continue;
+      projection.getResidualMutable().assign(other);
+      add.replaceAllUsesWith(projection.getResult());
+      add.erase();
+      break;
+    }
+  }
+}
+
 /// Whether a kernel of `user` could compute the value of `operand` where it reads
 /// it.
 static bool couldTakeIn(Operation *user, OpOperand &operand) {
@@ -150,6 +176,7 @@ void SSMFuse::fuseBlock(Block &block) {
     if (auto fused = dyn_cast<FusedOp>(op); fused && fused.getScoreAttr())
       return;
   resolveSizes(block);
+  absorbResiduals(block);
   sinkPointwise(block);
   SmallVector<Operation *> chain;
   for (Operation &op : block)

@@ -46,6 +46,12 @@ struct CompileOptions {
   /// 2 runs the passes that lowered programs need; 0, 1 and 3 run LLVM's O0, O1
   /// and O3.
   int optLevel = 2;
+  /// Computes what depends on weights alone once, before the first run that needs
+  /// it and again after a weight is bound anew. Off, every call does.
+  bool hoistWeights = true;
+  /// Gathers statistics of every floating-point tensor of the program in each
+  /// run, at sites of their own (see observations()). Slow.
+  bool observeValues = false;
 };
 
 /// A device and the compiler for it. Thread-safe: compile() takes turns.
@@ -174,7 +180,8 @@ public:
   /// Null when there is no function of that name.
   const FunctionInfo *findFunction(std::string_view name) const;
 
-  /// Weights the program declares, by symbol.
+  /// Weights the program declares, by symbol; those it prepares from others are
+  /// not among them.
   const std::vector<ArgumentInfo> &weights() const;
   /// Binds every weight to a tensor of `file`. `prefix` replaces the module's
   /// `ssm.weight_prefix` unless it is null. A tensor must have the declared

@@ -609,6 +609,9 @@ def SSM_WeightOp : SSM_Op<"weight", [Symbol]> {
     file's tensor must have the declared element type, and the declared shape up
     to axes of size 1.
 
+    A weight marked `ssm.prepared` is in no file: the function `@ssm.prepare`
+    computes it from the others, once (see `ssm-hoist-weights`).
+
     Example:
 
     ```mlir
@@ -623,7 +626,12 @@ def SSM_WeightOp : SSM_Op<"weight", [Symbol]> {
     ::llvm::StringRef getFileKey() {
       return getKey() ? *getKey() : getSymName();
     }
+    /// Whether the weight is computed from others rather than read.
+    bool isPrepared() { return (*this)->hasAttr(getPreparedAttrName()); }
+    /// Whether a weight may have the type.
+    static bool isWeightType(::mlir::Type type);
     static ::llvm::StringRef getPrefixAttrName() { return "ssm.weight_prefix"; }
+    static ::llvm::StringRef getPreparedAttrName() { return "ssm.prepared"; }
   }];
 }
 

@@ -7,15 +7,34 @@
 #ifndef COREY_DIALECT_SSM_TRANSFORMS_PASSES_H
 #define COREY_DIALECT_SSM_TRANSFORMS_PASSES_H
 
+#include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/IR/BuiltinOps.h"
 #include "mlir/Pass/Pass.h"
 
 namespace corey::ssm {
 class ScanOpInterface;
 
-/// Feeds the statistics of the input of a scan to the site its chunk is bound to,
-/// by an `ssm.observe` before it. Returns false, having done nothing, if the chunk
-/// is not bound to a site or its input is observed for it already.
+/// Feeds the statistics of the input of a scan to the site its chunk is bound
+/// to, by an `ssm.observe` before it. Returns false, having done nothing, if
+/// the chunk is not bound to a site or its input is observed for it already.
 bool observeScanInput(ScanOpInterface scan);
+
+/// Which projections `ssm-insert-hadamard` rotates besides those that ask.
+enum class HadamardMode { None, All, Stats };
+
+/// On a projection: its input is to be rotated.
+inline constexpr llvm::StringLiteral kRotateAttr = "ssm.rotate";
+
+/// What `ssm-hoist-weights` did.
+struct HoistedWeights {
+  /// Ops moved out of functions, and prepared weights made for them.
+  unsigned ops = 0, weights = 0;
+};
+
+/// Moves what depends on weights alone into `@ssm.prepare`; see the pass
+/// `ssm-hoist-weights`. Fails, with a diagnostic, if the module has something
+/// else of that name.
+llvm::FailureOr<HoistedWeights> hoistWeights(mlir::ModuleOp module);
 
 /// Names of the attributes that tie compiled functions to their module.
 /// @{
@@ -28,6 +47,10 @@ inline constexpr llvm::StringLiteral kConstraintsAttr = "ssm.constraints";
 /// In place of the symbol of a constraint: the first size is at least the
 /// second, which is never less than it.
 inline constexpr llvm::StringLiteral kAtLeast = ">=";
+/// The function that computes prepared weights from the others.
+inline constexpr llvm::StringLiteral kPrepareFunction = "ssm.prepare";
+/// On a result of that function: the symbol of the prepared weight it is.
+inline constexpr llvm::StringLiteral kPreparesAttr = "ssm.prepares";
 /// Suffix of a shape function's name.
 inline constexpr llvm::StringLiteral kShapesSuffix = ".shapes";
 /// @}

@@ -55,7 +55,7 @@ def SSMFuse : Pass<"ssm-fuse", "::mlir::func::FuncOp"> {
     `ssm.fused`. What no emitter could make one kernel of is never considered (see
     FusionPlan.h): a region has at most one op that is not pointwise, and what lies
     between its ops is used nowhere else. Pointwise ops are moved next to their
-    first use beforehand.
+    first use beforehand, and what is added to a projection becomes its residual.
 
     `score=paper` is the published score, normalised over the chain,
 
@@ -169,6 +169,257 @@ def SSMShapeFunctions : Pass<"ssm-shape-functions", "::mlir::ModuleOp"> {
   ];
   let dependentDialects = ["::mlir::arith::ArithDialect", "::mlir::func::FuncDialect",
                            "::mlir::memref::MemRefDialect", "::mlir::tensor::TensorDialect"];
+}
+
+def SSMObserveValues : Pass<"ssm-observe-values", "::mlir::func::FuncOp"> {
+  let summary = "Observe every floating-point tensor of a function";
+  let description = [{
+    Puts an `ssm.observe` behind every floating-point tensor value, arguments
+    included, at a site of its own; a value that is observed already keeps its
+    site. The sites are `<function>.arg#<i>` for arguments and
+    `<function>.<op>#<k>` for the k-th op of a name, `:<i>` following for result
+    i > 0. Constants and what is inside an `ssm.fused` are passed over.
+
+    ```mlir
+    func.func @main(%x: tensor<?x64xf32>) -> tensor<?x64xf32> {
+      %y = ssm.silu %x : tensor<?x64xf32>
+      return %y : tensor<?x64xf32>
+    }
+    ```
+
+    becomes
+
+    ```mlir
+    func.func @main(%x: tensor<?x64xf32>) -> tensor<?x64xf32> {
+      %0 = ssm.observe @"main.arg#0" %x : tensor<?x64xf32>
+      %y = ssm.silu %0 : tensor<?x64xf32>
+      %1 = ssm.observe @"main.silu#0" %y : tensor<?x64xf32>
+      return %1 : tensor<?x64xf32>
+    }
+    ```
+
+    `corey-run --profile` runs it on the captured program and writes what was
+    measured; `ssm-annotate-stats`, run on the same program, finds the values by
+    the same names.
+  }];
+  let statistics = [
+    Statistic<"numObserved", "num-observed", "Number of values it has observed">
+  ];
+}
+
+def SSMAnnotateStats : Pass<"ssm-annotate-stats", "::mlir::ModuleOp"> {
+  let summary = "Attach measured statistics to values";
+  let description = [{
+    Reads a profile, as `corey-run --profile` writes it, and attaches to every
+    value that has an entry its `#ssm.stats`. The profile is JSON:
+
+        {"schema": "corey-profile", "version": 1, "values": [
+          {"site": "main.projection#0", "entropy": 2.2, "bins": 256, "min": -1.0,
+           "max": 4.0, "mean": 0.1, "variance": 0.8, "kurtosis": 9.2, ...}, ...]}
+
+    A site is the name of an `ssm.observe` of the value, or the name that
+    `ssm-observe-values` would give it; the module must be the one the profile was
+    measured on (for `corey-run`, the captured one: inlined, canonicalized). Other
+    members of an entry are ignored. Of a program that ran several times the range,
+    mean and variance are over all calls, entropy and kurtosis those of the last. An
+    entry without an entropy (`null`: nothing
+    finite was seen) says nothing about a value.
+
+    The statistics of an op's result are its attribute `ssm.stats`: of an op with
+    one result the `#ssm.stats` itself, else an array with an entry per result,
+    `unit` where nothing is known. Those of a function argument are an attribute
+    of the argument.
+
+    ```mlir
+    func.func @main(%x: tensor<?x64xf32>) -> tensor<?x64xf32> {
+      %y = ssm.silu %x : tensor<?x64xf32>
+      return %y : tensor<?x64xf32>
+    }
+    ```
+
+    becomes, for a profile with the sites `main.arg#0` and `main.silu#0`,
+
+    ```mlir
+    func.func @main(%x: tensor<?x64xf32> {ssm.stats = #ssm.stats<entropy = 4.1, ...>}) -> tensor<?x64xf32> {
+      %y = ssm.silu %x {ssm.stats = #ssm.stats<entropy = 3.2, ...>} : tensor<?x64xf32>
+      return %y : tensor<?x64xf32>
+    }
+    ```
+
+    An entry whose site is no value of the module is a warning.
+  }];
+  let options = [
+    Option<"profile", "profile", "std::string", /*default=*/"\"\"",
+      "The profile, a JSON file.">
+  ];
+  let statistics = [
+    Statistic<"numAnnotated", "num-annotated", "Number of values that got statistics">,
+    Statistic<"numUnmatched", "num-unmatched", "Number of profile entries without a value">
+  ];
+}
+
+def SSMInsertHadamard : Pass<"ssm-insert-hadamard", "::mlir::func::FuncOp"> {
+  let summary = "Rotate the inputs of projections that have outliers";
+  let description = [{
+    Rewrites `y = x W^T` to `y = (H x) (W H)^T`, H being the symmetric and
+    orthonormal block-diagonal Walsh-Hadamard matrix of `ssm.hadamard`: the
+    result is the same up to rounding, but what flows into the product has its
+    outliers spread over whole blocks. The weight is rotated in f32 and stays f32
+    unless `keep-weight-type` rounds it back to its own type. The weight side
+    depends on weights alone: `ssm-hoist-weights` moves it out of the function.
+
+    ```mlir
+    %y = ssm.projection %x, %w : tensor<?x?x768xf32>, tensor<64x768xf32> -> tensor<?x?x64xf32>
+    ```
+
+    becomes
+
+    ```mlir
+    %0 = ssm.hadamard %x {block = 256 : i64} : tensor<?x?x768xf32> -> tensor<?x?x768xf32>
+    %1 = ssm.hadamard %w {block = 256 : i64} : tensor<64x768xf32> -> tensor<64x768xf32>
+    %y = ssm.projection %0, %1 : tensor<?x?x768xf32>, tensor<64x768xf32> -> tensor<?x?x64xf32>
+    ```
+
+    Insertion is by demand. A projection marked `ssm.rotate` asks for it and gets
+    it in every mode; `mode=all` rotates every projection that can be;
+    `mode=stats` (default) rotates where the statistics of `x`
+    (`ssm-annotate-stats`) promise something: where
+
+      * its peak-to-rms ratio is at least `min-peak-to-rms`, or its kurtosis at
+        least `min-kurtosis` (a normal distribution has 4 to 5 for the number of
+        values of an activation, and 3), and
+      * the estimated gain of entropy is at least `min-entropy-gain` nats.
+
+    The statistics behind a rotation are not known, they are estimated: sums of
+    many coordinates are nearly normal, with the variance `v` of the value, but
+    the mean `m` gathers in one coordinate of each block, as `sqrt(block) m`. A
+    histogram of `bins` bins over the range of that,
+    `r = 9 sqrt(v) + sqrt(block) |m|`, has the entropy
+    `min(ln bins, ln(2 pi e) / 2 + ln(sqrt(v) bins / r))`. So an input with a large
+    mean is left alone.
+
+    A projection is refused, for every mode, if its weight is quantized, if the
+    axis has no power of two above 1 as a factor (or `block` does not divide
+    it), or if its input is rotated already. Every decision is a remark of the
+    category `ssm-insert-hadamard`.
+  }];
+  let options = [
+    Option<"mode", "mode", "::corey::ssm::HadamardMode",
+      /*default=*/"::corey::ssm::HadamardMode::Stats",
+      "Which projections to rotate besides those that ask.",
+      [{::llvm::cl::values(
+        clEnumValN(::corey::ssm::HadamardMode::None, "none", "No others."),
+        clEnumValN(::corey::ssm::HadamardMode::All, "all", "Every one that can be."),
+        clEnumValN(::corey::ssm::HadamardMode::Stats, "stats",
+                   "Those whose input's statistics promise a gain (default)."))}]>,
+    Option<"block", "block", "int64_t", /*default=*/"0",
+      "Size of a block; 0 (default) takes the largest power of two that divides "
+      "the axis, up to max-block.">,
+    Option<"maxBlock", "max-block", "int64_t", /*default=*/"1024",
+      "Largest block that is chosen.">,
+    Option<"minPeakToRms", "min-peak-to-rms", "double", /*default=*/"8.0",
+      "Peak-to-rms ratio from which an input has outliers.">,
+    Option<"minKurtosis", "min-kurtosis", "double", /*default=*/"6.0",
+      "Kurtosis from which an input has outliers.">,
+    Option<"minEntropyGain", "min-entropy-gain", "double", /*default=*/"0.0",
+      "Estimated gain of entropy, in nats, from which a rotation pays.">,
+    Option<"keepWeightType", "keep-weight-type", "bool", /*default=*/"false",
+      "Round rotated weights to the type of the weight; half the memory of a "
+      "16-bit weight, at the cost of that rounding.">
+  ];
+  let statistics = [
+    Statistic<"numPairsInserted", "num-pairs-inserted", "Number of projections rotated">,
+    Statistic<"numPairsRejected", "num-pairs-rejected", "Number of projections looked at and left alone">
+  ];
+}
+
+def SSMFoldHadamard : Pass<"ssm-fold-hadamard", "::mlir::ModuleOp"> {
+  let summary = "Move rotations over linear ops until they cancel";
+  let description = [{
+    * Two transforms of one block in a row are nothing.
+    * A transform of a projection's result becomes one of its weight's rows, of
+      its bias, and of its residual: `H (W x + b + r) = (H W) x + H b + H r`. With
+      a residual this is done only where the residual is a transform itself, so
+      that the two cancel. A projection with other uses, or a quantized or
+      computed weight, stays. The rows are rotated in f32, and the weight stays
+      f32.
+    * Sums, differences, negations and multiples of transforms of one block
+      become the transform of one: `H a + H b = H (a + b)`.
+
+    Only linear ops are crossed; an activation, a norm, a convolution, a gate or a
+    scan ends a rotation.
+
+    ```mlir
+    %1 = ssm.projection %0, %w0 : tensor<?x64xf32>, tensor<128x64xf32> -> tensor<?x128xf32>
+    %2 = ssm.hadamard %1 {block = 128 : i64} : tensor<?x128xf32> -> tensor<?x128xf32>
+    ```
+
+    becomes
+
+    ```mlir
+    %t = linalg.transpose ins(%w0 : tensor<128x64xf32>) outs(%e : tensor<64x128xf32>) permutation = [1, 0]
+    %h = ssm.hadamard %t {block = 128 : i64} : tensor<64x128xf32> -> tensor<64x128xf32>
+    %w = linalg.transpose ins(%h : tensor<64x128xf32>) outs(%f : tensor<128x64xf32>) permutation = [1, 0]
+    %2 = ssm.projection %0, %w : tensor<?x64xf32>, tensor<128x64xf32> -> tensor<?x128xf32>
+    ```
+
+    What it adds on the weight side is left to `ssm-hoist-weights`; if the module
+    has been through that pass, it is hoisted at once.
+  }];
+  let statistics = [
+    Statistic<"numCancelled", "num-cancelled", "Number of pairs that cancelled">,
+    Statistic<"numFolded", "num-folded", "Number of transforms moved into weights">,
+    Statistic<"numMerged", "num-merged", "Number of linear ops that transforms were moved over">
+  ];
+  let dependentDialects = ["::mlir::linalg::LinalgDialect", "::mlir::tensor::TensorDialect",
+                           "::mlir::func::FuncDialect"];
+}
+
+def SSMHoistWeights : Pass<"ssm-hoist-weights", "::mlir::ModuleOp"> {
+  let summary = "Compute what depends on weights alone once, before anything runs";
+  let description = [{
+    Moves every computation of public functions whose operands are weights and
+    constants alone into a function `@ssm.prepare`. Each value that is left to
+    use becomes a weight of its own: a declaration marked `ssm.prepared`, and the
+    result of `@ssm.prepare` marked `ssm.prepares` with its symbol. The run time
+    calls `@ssm.prepare` once the weights of the file are bound, and again when
+    one is bound anew; calls in between do no work on weights.
+
+    ```mlir
+    ssm.weight @A_log : tensor<64x16xf32>
+    func.func @main(%u: tensor<?x?x64xf32>, ...) {
+      %0 = ssm.get_weight @A_log : tensor<64x16xf32>
+      %1 = ssm.exp %0 : tensor<64x16xf32>
+      %A = ssm.neg %1 : tensor<64x16xf32>
+      %y = ssm.selective_scan %u, %delta, %A, ...
+    ```
+
+    becomes
+
+    ```mlir
+    ssm.weight @A_log : tensor<64x16xf32>
+    ssm.weight @prepared0 {ssm.prepared} : tensor<64x16xf32>
+    func.func @ssm.prepare() -> (tensor<64x16xf32> {ssm.prepares = "prepared0"}) {
+      %0 = ssm.get_weight @A_log : tensor<64x16xf32>
+      %1 = ssm.exp %0 : tensor<64x16xf32>
+      %2 = ssm.neg %1 : tensor<64x16xf32>
+      return %2 : tensor<64x16xf32>
+    }
+    func.func @main(%u: tensor<?x?x64xf32>, ...) {
+      %A = ssm.get_weight @prepared0 : tensor<64x16xf32>
+      %y = ssm.selective_scan %u, %delta, %A, ...
+    ```
+
+    Functions share what they have in common. Slices, reshapes and plain
+    constants cost nothing where they are and stay there; what they look at is
+    prepared. Running the pass again extends `@ssm.prepare`, and drops from it
+    what nothing uses any more.
+  }];
+  let statistics = [
+    Statistic<"numHoisted", "num-hoisted", "Number of ops moved out of functions">,
+    Statistic<"numPrepared", "num-prepared", "Number of prepared weights made">
+  ];
+  let dependentDialects = ["::mlir::func::FuncDialect"];
 }
 
 #endif // COREY_DIALECT_SSM_TRANSFORMS_PASSES_TD
