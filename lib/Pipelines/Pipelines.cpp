@@ -31,6 +31,11 @@ static void addPhase(OpPassManager &pm, const CPUPipelineOptions &options,
     pm.addPass(createCSEPass());
     return;
   case CPUPhase::Fused: {
+    if (options.observeValues)
+      pm.addNestedPass<func::FuncOp>(ssm::createSSMObserveValues());
+    // Work on weights first: it is no neighbour of anything that runs per call.
+    if (options.hoistWeights)
+      pm.addPass(ssm::createSSMHoistWeights());
     ssm::SSMFuseOptions fuse;
     fuse.strategy = options.fusion;
     fuse.score = options.fusion == "dp" ? "physical" : "paper";
@@ -39,10 +44,6 @@ static void addPhase(OpPassManager &pm, const CPUPipelineOptions &options,
     return;
   }
   case CPUPhase::Bound: {
-    if (options.observeValues)
-      pm.addNestedPass<func::FuncOp>(ssm::createSSMObserveValues());
-    if (options.hoistWeights)
-      pm.addPass(ssm::createSSMHoistWeights());
     ssm::SSMBindChunksOptions bind;
     bind.policy = options.policy;
     bind.observe = options.observe;

@@ -59,10 +59,10 @@ struct CPUPipelineOptions
 enum class CPUPhase {
   /// Canonical ssm ops, as given.
   Captured,
-  /// Ops that become one kernel are regions.
+  /// Work on weights is in a function of its own; ops that become one kernel are
+  /// regions.
   Fused,
-  /// Work on weights is in a function of its own, chunks are values, weights are
-  /// arguments, shape functions exist.
+  /// Chunks are values, weights are arguments, shape functions exist.
   Bound,
   /// linalg and loops on tensors.
   Lowered,

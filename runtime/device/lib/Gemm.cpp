@@ -67,7 +67,13 @@ void corey_rt_gemm(int64_t x, int64_t w, int64_t y, int64_t batch, int64_t rows,
   }
   // Slices of rows or of outputs, whichever is longer, one to a thread. The
   // library, in its OpenMP build, stays on the thread that calls it.
-  static const bool single = (openblas_set_num_threads(1), true);
+  static const bool single = [] {
+    // It also sets the threads of OpenMP, which are the call's.
+    int threads = omp_get_max_threads();
+    openblas_set_num_threads(1);
+    omp_set_num_threads(threads);
+    return true;
+  }();
   (void)single;
   bool byRows = rows >= outputs;
   int64_t extent = byRows ? rows : outputs;
