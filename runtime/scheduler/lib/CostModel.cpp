@@ -95,12 +95,22 @@ struct Pieces {
   Pieces(double span, double c, double tile) {
     if (!(c > 0))
       return;
+    if (c >= span) {
+      add(span, 1, tile);
+      return;
+    }
     double whole = quotient(span, c), rest = span - whole * c;
     add(c, whole, tile);
     if (rest > 0)
       add(rest, 1, tile);
   }
   void add(double tokens, double times, double tile) {
+    // Divisions are what a decision spends its time on.
+    if (tokens <= tile) {
+      count += times;
+      squares += times * tokens * tokens;
+      return;
+    }
     double whole = quotient(tokens, tile), rest = tokens - whole * tile;
     count += times * (whole + (rest > 0 ? 1 : 0));
     squares += times * (whole * tile * tile + rest * rest);
@@ -182,6 +192,11 @@ double CostModel::Curve::predict(int64_t chunk) const {
 const ModelEntry *CostModel::find(const Device &device, OpKind op,
                                   ElementType type,
                                   std::string_view variant) const {
+  // The common case costs a comparison of two strings.
+  for (const ModelEntry &entry : list)
+    if (entry.op == op && entry.type == type && entry.device == device.name &&
+        entry.variant == variant)
+      return &entry;
   std::string_view kind(device.name);
   kind = kind.substr(0, kind.find('-'));
   const ModelEntry *similar = nullptr;
@@ -189,14 +204,11 @@ const ModelEntry *CostModel::find(const Device &device, OpKind op,
     if (entry.op != op || entry.variant != variant)
       continue;
     std::string_view name(entry.device);
-    bool sameType = entry.type == type;
-    if (name == device.name && sameType)
-      return &entry;
     // The same device with another dtype is closer than another device.
-    if (name == device.name ||
-        (name.substr(0, name.find('-')) == kind &&
-         (!similar || (similar->device != device.name && sameType &&
-                       similar->type != type))))
+    if (name == device.name)
+      return &entry;
+    if (name.substr(0, name.find('-')) == kind &&
+        (!similar || (entry.type == type && similar->type != type)))
       similar = &entry;
   }
   return similar;

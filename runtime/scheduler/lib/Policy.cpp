@@ -532,19 +532,26 @@ private:
       choice.other = held.chunk;
       return choice;
     }
-    auto predict = [&](const Decision &d) {
-      const Variant &variant = query.variants[d.variant];
-      const ModelEntry *entry =
-          query.problem.channels < 1 || query.problem.states < 1
-              ? nullptr
-              : model->find(*query.device, query.problem.op,
-                            query.problem.type, variant.name);
-      return entry ? CostModel::Curve(*entry, query.problem, variant,
+    const Problem &p = query.problem;
+    auto entryOf = [&](const Variant &variant) {
+      return p.channels < 1 || p.states < 1
+                 ? nullptr
+                 : model->find(*query.device, p.op, p.type, variant.name);
+    };
+    auto predict = [&](const ModelEntry *entry, const Decision &d) -> double {
+      return entry ? CostModel::Curve(*entry, p, query.variants[d.variant],
                                       unitsOf(query))
                          .predict(d.chunk)
                    : NAN;
     };
-    double chosenMs = predict(choice), heldMs = predict(held);
+    // Mostly both run the same kernel.
+    const ModelEntry *entry = entryOf(query.variants[held.variant]);
+    double heldMs = predict(entry, held);
+    double chosenMs =
+        predict(choice.variant == held.variant
+                    ? entry
+                    : entryOf(query.variants[choice.variant]),
+                choice);
     if (chosenMs != chosenMs || heldMs != heldMs) {
       held.reason = Reason::NoModel;
       return held;
