@@ -12,7 +12,8 @@ include "mlir/Pass/PassBase.td"
 def ConvertSSMToLinalg : Pass<"convert-ssm-to-linalg", "::mlir::ModuleOp"> {
   let summary = "Lower ssm ops to linalg and to loops over vectors";
   let description = [{
-    Elementwise ops become `linalg.generic`, so that linalg's passes fuse them.
+    Elementwise ops become `linalg.generic`, one per region of them. Those around an
+    anchor in an `ssm.fused` become part of its loops.
     Everything with a recurrence or a reduction becomes loops over memrefs in the
     scf and vector dialects, wrapped in `bufferization.to_buffer` and
     `to_tensor`: for scans, channels (or the channels of a head) stand across the
