@@ -19,6 +19,78 @@ namespace cl = llvm::cl;
 
 static constexpr const char *kTool = "corey-bench";
 
+Expected<std::vector<FusionResult>>
+corey::measureFusion(Context &context, const Workload &workload,
+                     double budgetMs) {
+  struct Variant {
+    std::shared_ptr<Executable> executable;
+    std::vector<Tensor> outputs;
+    std::vector<double> samples;
+  };
+  std::vector<Variant> variants;
+  std::vector<FusionResult> results;
+  for (const char *strategy :
+       {"none", "static", "arithmetic", "entropy", "dp"}) {
+    CompileOptions options;
+    options.fusion = strategy;
+    auto compiled = context.compile(workload.program, options, "<program>");
+    if (!compiled)
+      return compiled.takeStatus();
+    Variant variant{*compiled, {}, {}};
+    if (Status status =
+            variant.executable->run("main", workload.inputs, variant.outputs);
+        !status)
+      return status;
+    FusionResult result;
+    result.strategy = strategy;
+    const TrafficInfo &traffic = variant.executable->traffic();
+    result.kernels = traffic.kernels;
+    result.bytesMoved = traffic.bytes();
+    result.bytesKept = traffic.bytesKept;
+    result.predictedMs = traffic.predictedMs;
+    if (!variants.empty()) {
+      Expected<Difference> difference =
+          compare(variant.outputs[0], variants.front().outputs[0]);
+      if (!difference)
+        return difference.takeStatus();
+      result.relativeL2 = difference->relativeL2;
+    }
+    results.push_back(result);
+    variants.push_back(std::move(variant));
+  }
+  std::mt19937 generator(1);
+  auto elapsed = [&](auto since) {
+    return std::chrono::duration<double, std::milli>(
+               std::chrono::steady_clock::now() - since)
+        .count();
+  };
+  auto start = std::chrono::steady_clock::now();
+  std::vector<size_t> order;
+  for (size_t i = 0; i < variants.size(); ++i)
+    order.push_back(i);
+  for (int round = 0; round < 5 || elapsed(start) < budgetMs; ++round) {
+    for (size_t i = order.size(); i > 1; --i)
+      std::swap(order[i - 1], order[generator() % i]);
+    for (size_t i : order) {
+      Variant &v = variants[i];
+      auto begin = std::chrono::steady_clock::now();
+      if (Status status = v.executable->run(
+              "main", workload.inputs.data(), workload.inputs.size(),
+              v.outputs.data(), v.outputs.size());
+          !status)
+        return status;
+      v.samples.push_back(elapsed(begin));
+    }
+  }
+  for (size_t i = 0; i < variants.size(); ++i) {
+    results[i].medianMs = median(variants[i].samples);
+    results[i].minMs = variants[i].samples.front();
+    results[i].maxMs = variants[i].samples.back();
+    results[i].runs = static_cast<int64_t>(variants[i].samples.size());
+  }
+  return results;
+}
+
 int corey::runFusion(int argc, char **argv) {
   cl::OptionCategory category("corey-bench fusion options");
   cl::opt<std::string> target("target", cl::desc("Device to run on: cpu"),
@@ -64,8 +136,8 @@ int corey::runFusion(int argc, char **argv) {
   bool toStdout = json == "-";
   if (!toStdout)
     llvm::outs() << "block    dtype length  strategy    kernels   MB moved  "
-                    "share   median ms      min      max  speed-up  rel l2 "
-                    "difference\n";
+                    "share  predicted   median ms      min      max  speed-up  "
+                    "rel l2 difference\n";
   llvm::json::Array results;
   for (bool mamba2 : {false, true})
     for (const std::string &typeText : typeList)
@@ -79,80 +151,26 @@ int corey::runFusion(int argc, char **argv) {
                   "--dtype: expected f32, f16 or bf16, got '" + typeText +
                   "'"));
         Workload workload = makeBlock(mamba2, length, *dtype);
-        struct Variant {
-          const char *strategy;
-          std::shared_ptr<Executable> executable;
-          std::vector<Tensor> outputs;
-          std::vector<double> samples;
-          double difference = 0;
-        };
-        std::vector<Variant> variants;
-        for (const char *strategy :
-             {"none", "static", "arithmetic", "entropy", "dp"}) {
-          CompileOptions options;
-          options.fusion = strategy;
-          auto compiled =
-              (*context)->compile(workload.program, options, "<block>");
-          if (!compiled)
-            return reportError(kTool, compiled.status());
-          Variant variant{strategy, *compiled, {}, {}};
-          if (Status status = variant.executable->run("main", workload.inputs,
-                                                      variant.outputs);
-              !status)
-            return reportError(kTool, status);
-          if (!variants.empty()) {
-            Expected<Difference> difference =
-                compare(variant.outputs[0], variants.front().outputs[0]);
-            if (!difference)
-              return reportError(kTool, difference.status());
-            variant.difference = difference->relativeL2;
-          }
-          variants.push_back(std::move(variant));
-        }
-        // In turn, in a new order every round.
-        std::mt19937 generator(1);
-        auto start = std::chrono::steady_clock::now();
-        auto elapsed = [&](auto since) {
-          return std::chrono::duration<double, std::milli>(
-                     std::chrono::steady_clock::now() - since)
-              .count();
-        };
-        std::vector<size_t> order = {0, 1, 2, 3, 4};
-        for (int round = 0; round < 5 || elapsed(start) < budget; ++round) {
-          for (size_t i = order.size(); i > 1; --i)
-            std::swap(order[i - 1], order[generator() % i]);
-          for (size_t i : order) {
-            Variant &v = variants[i];
-            auto begin = std::chrono::steady_clock::now();
-            if (Status status = v.executable->run(
-                    "main", workload.inputs.data(), workload.inputs.size(),
-                    v.outputs.data(), v.outputs.size());
-                !status)
-              return reportError(kTool, status);
-            v.samples.push_back(elapsed(begin));
-          }
-        }
-        double baseMs = 0, baseBytes = 0;
-        for (Variant &v : variants) {
-          double ms = median(v.samples);
-          const TrafficInfo &traffic = v.executable->traffic();
-          if (&v == &variants.front()) {
-            baseMs = ms;
-            baseBytes = traffic.bytes();
-          }
+        Expected<std::vector<FusionResult>> measured =
+            measureFusion(**context, workload, budget);
+        if (!measured)
+          return reportError(kTool, measured.status());
+        const FusionResult &base = measured->front();
+        for (const FusionResult &r : *measured) {
           const char *block = mamba2 ? "mamba2" : "mamba1";
           if (!toStdout) {
             llvm::outs() << llvm::left_justify(block, 8) << " "
                          << llvm::left_justify(typeText, 5)
                          << llvm::format(
-                                " %6lld  %-10s %8lld %10.2f  %4.0f%%  %10.3f "
-                                "%8.3f %8.3f  %8.3f  %12.3g\n",
-                                static_cast<long long>(length), v.strategy,
-                                static_cast<long long>(traffic.kernels),
-                                traffic.bytes() * 1e-6,
-                                100 * traffic.bytes() / baseBytes, ms,
-                                v.samples.front(), v.samples.back(),
-                                baseMs / ms, v.difference);
+                                " %6lld  %-10s %8lld %10.2f  %4.0f%% %11.3f "
+                                "%11.3f %8.3f %8.3f  %8.3f  %12.3g\n",
+                                static_cast<long long>(length),
+                                r.strategy.c_str(),
+                                static_cast<long long>(r.kernels),
+                                r.bytesMoved * 1e-6,
+                                100 * r.bytesMoved / base.bytesMoved,
+                                r.predictedMs, r.medianMs, r.minMs, r.maxMs,
+                                base.medianMs / r.medianMs, r.relativeL2);
             llvm::outs().flush();
           }
           results.push_back(llvm::json::Object{
@@ -160,16 +178,17 @@ int corey::runFusion(int argc, char **argv) {
               {"dtype", typeText},
               {"length", length},
               {"threads", (*context)->getThreads()},
-              {"strategy", v.strategy},
-              {"kernels", traffic.kernels},
-              {"bytes_moved", traffic.bytes()},
-              {"bytes_kept", traffic.bytesKept},
-              {"median_ms", ms},
-              {"min_ms", v.samples.front()},
-              {"max_ms", v.samples.back()},
-              {"runs", static_cast<int64_t>(v.samples.size())},
-              {"speedup", baseMs / ms},
-              {"rel_l2_difference", v.difference}});
+              {"strategy", r.strategy},
+              {"kernels", r.kernels},
+              {"bytes_moved", r.bytesMoved},
+              {"bytes_kept", r.bytesKept},
+              {"predicted_ms", r.predictedMs},
+              {"median_ms", r.medianMs},
+              {"min_ms", r.minMs},
+              {"max_ms", r.maxMs},
+              {"runs", r.runs},
+              {"speedup", base.medianMs / r.medianMs},
+              {"rel_l2_difference", r.relativeL2}});
         }
       }
   if (json.empty())

@@ -1347,14 +1347,60 @@ static Expected<json::Object> rotateFile(const std::string &path,
 // paper
 //===----------------------------------------------------------------------===//
 
+/// Tables 11 and 33 with kernels that were compiled and run: whole blocks, and
+/// chains of n operators.
+static Expected<Table> measuredTable(llvm::StringRef id, Context &context) {
+  Table table{id.str(),
+              id == "11m" ? "Fusion strategies on blocks of two models, measured "
+                            "(f32, 2048 tokens)"
+                          : "Fusion strategies on chains of pointwise operators, "
+                            "measured (f32, 2048 x 512)",
+              {}};
+  auto add = [&](const std::string &name, const Workload &workload) -> Status {
+    Expected<std::vector<FusionResult>> results =
+        measureFusion(context, workload, /*budgetMs=*/400);
+    if (!results)
+      return results.takeStatus();
+    for (const FusionResult &r : *results) {
+      auto row = [&](const char *quantity, double value, int digits) {
+        Row made;
+        made.row = name + " " + r.strategy;
+        made.quantity = quantity;
+        made.ours = value;
+        made.digits = digits;
+        table.rows.push_back(made);
+      };
+      row("kernels", static_cast<double>(r.kernels), 0);
+      row("MB moved", r.bytesMoved * 1e-6, 2);
+      row("ms", r.medianMs, 3);
+      row("rel l2 difference", r.relativeL2, 9);
+    }
+    return Status::ok();
+  };
+  if (id == "11m") {
+    for (bool mamba2 : {false, true})
+      if (Status status = add(mamba2 ? "mamba2" : "mamba1",
+                              makeBlock(mamba2, 2048, DType::F32));
+          !status)
+        return status;
+    return table;
+  }
+  for (int64_t n : {4, 8, 16, 32, 64})
+    if (Status status = add("n=" + std::to_string(n), makeChain(n, 2048));
+        !status)
+      return status;
+  return table;
+}
+
 int corey::runPaper(int argc, char **argv) {
   cl::OptionCategory category("corey-bench paper options");
   cl::opt<std::string> target("target", cl::desc("Device to run on: cpu"),
                               cl::init("cpu"), cl::cat(category));
   cl::list<std::string> names(
       "table",
-      cl::desc("1, 3, 11, 14, 20, 21, 22, 29, 33, figure1, theory or hadamard. "
-               "May be given several times; default: all, hadamard if there "
+      cl::desc("1, 3, 11, 14, 20, 21, 22, 29, 33, figure1, theory, 11m and 33m "
+               "(11 and 33 with kernels that run) or hadamard. May be "
+               "given several times; default: all, hadamard if there "
                "are activations"),
       cl::value_desc("table"), cl::cat(category));
   cl::opt<std::string> referencePath(
@@ -1407,11 +1453,12 @@ int corey::runPaper(int argc, char **argv) {
     // 14 and 22 print the same rule.
     llvm::StringRef canonical =
         name == "22" || name == "14/22" ? "14" : llvm::StringRef(name);
-    if (canonical != "hadamard" && llvm::none_of(makers, [&](const auto &each) {
+    if (canonical != "hadamard" && canonical != "11m" && canonical != "33m" &&
+        llvm::none_of(makers, [&](const auto &each) {
           return each.first == canonical;
         }))
       return fail("--table: expected 1, 3, 11, 14, 20, 21, 22, 29, 33, "
-                  "figure1, theory or hadamard, got '" +
+                  "figure1, theory, 11m, 33m or hadamard, got '" +
                   name + "'");
     wanted[canonical] = true;
   }
@@ -1458,6 +1505,23 @@ int corey::runPaper(int argc, char **argv) {
       if (!toStdout)
         print(llvm::outs(), table);
       tables[table.id] = toJSON(table);
+    }
+    std::shared_ptr<Context> context;
+    for (llvm::StringRef name : {"11m", "33m"}) {
+      if (!all && !wanted.contains(name))
+        continue;
+      if (!context) {
+        auto made = Context::create();
+        if (!made)
+          return reportError(kTool, made.status());
+        context = *made;
+      }
+      Expected<Table> table = measuredTable(name, *context);
+      if (!table)
+        return reportError(kTool, table.status());
+      if (!toStdout)
+        print(llvm::outs(), *table);
+      tables[table->id] = toJSON(*table);
     }
     root["tables"] = std::move(tables);
   }

@@ -308,6 +308,38 @@ Workload corey::makeBlock(bool mamba2, int64_t length, DType dtype) {
   return w;
 }
 
+Workload corey::makeChain(int64_t ops, int64_t length) {
+  Workload w;
+  constexpr int64_t channels = 512;
+  std::string type = tensorType({1, length, channels}, 0, "f32");
+  std::string vec = tensorType({channels}, 0, "f32");
+  w.inputs = {*randomTensor(DType::F32, {1, length, channels}, 1),
+              *randomTensor(DType::F32, {channels}, 2, 1, 0.1)};
+  std::string body, value = "x";
+  for (int64_t i = 0; i < ops; ++i) {
+    std::string next = "v" + std::to_string(i);
+    switch (i % 4) {
+    case 0:
+      body += "%" + next + " = ssm.mul %" + value + ", %g : " + type + ", " +
+              vec + "\n";
+      break;
+    case 1:
+      body += "%" + next + " = ssm.silu %" + value + " : " + type + "\n";
+      break;
+    case 2:
+      body += "%" + next + " = ssm.add %" + value + ", %x : " + type + ", " +
+              type + "\n";
+      break;
+    default:
+      body += "%" + next + " = ssm.sigmoid %" + value + " : " + type + "\n";
+    }
+    value = next;
+  }
+  w.program = "func.func @main(%x: " + type + ", %g: " + vec + ") -> " + type +
+              " {\n" + body + "return %" + value + " : " + type + "\n}\n";
+  return w;
+}
+
 llvm::json::Object corey::describeRun(const std::string &target) {
   char date[32];
   std::time_t now = std::time(nullptr);

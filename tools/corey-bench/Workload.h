@@ -7,6 +7,7 @@
 #ifndef COREY_TOOLS_COREY_BENCH_WORKLOAD_H
 #define COREY_TOOLS_COREY_BENCH_WORKLOAD_H
 
+#include "corey/Executable.h"
 #include "corey/Tensor.h"
 #include "llvm/Support/JSON.h"
 #include <string>
@@ -44,6 +45,28 @@ Workload makeSSD(const WorkloadOptions &options);
 /// scan, skip, gate, residual. `mamba2`: the SSD form. Weights are random and come
 /// as inputs; there is no reference.
 Workload makeBlock(bool mamba2, int64_t length, DType dtype);
+
+/// A chain of `ops` pointwise operations on [1, length, 512] f32.
+Workload makeChain(int64_t ops, int64_t length);
+
+/// One fusion strategy on a program.
+struct FusionResult {
+  std::string strategy;
+  int64_t kernels = 0;
+  double bytesMoved = 0, bytesKept = 0;
+  /// What the physical score predicts for the kernels.
+  double predictedMs = 0;
+  double medianMs = 0, minMs = 0, maxMs = 0;
+  int64_t runs = 0;
+  /// Of the first output, to that without fusion.
+  double relativeL2 = 0;
+};
+/// Compiles a program with every strategy (none, static, arithmetic, entropy, dp)
+/// and runs them in turn, in a new order every round, for `budgetMs` and at least
+/// five rounds.
+Expected<std::vector<FusionResult>> measureFusion(Context &context,
+                                                  const Workload &workload,
+                                                  double budgetMs);
 
 /// What a JSON result says of where it comes from.
 llvm::json::Object describeRun(const std::string &target);

@@ -124,31 +124,57 @@ struct ElementwiseLowering
   }
 };
 
-/// A region of pointwise ops becomes one generic. Any other region is inlined: its
-/// anchor has been lowered, with the pointwise ops around it, or no kernel can be
-/// made of it.
+/// A region of pointwise ops becomes a loop over vectors. Any other region is
+/// inlined: its anchor has been lowered, with the pointwise ops around it, or no
+/// kernel can be made of it.
 struct LowerFused : public OpRewritePattern<FusedOp> {
-  using OpRewritePattern::OpRewritePattern;
+  LowerFused(MLIRContext *context, VectorTarget target)
+      : OpRewritePattern(context), target(target) {}
+
+  /// Vectors that are worked on together. The ops of a long region are one chain:
+  /// only other elements can fill the time that each of them takes.
+  static constexpr int64_t kTogether = 4;
+
   LogicalResult matchAndRewrite(FusedOp op,
                                 PatternRewriter &rewriter) const override {
     Block &block = op.getBody().front();
     auto yield = cast<YieldOp>(block.getTerminator());
     FailureOr<FusionPlan> plan = planFusedRegion(op);
     if (succeeded(plan) && !plan->anchor && plan->ops.size() > 1) {
-      rewriter.setInsertionPoint(plan->result.getDefiningOp());
-      Value made = buildGeneric(
-          rewriter, op.getLoc(), plan->result,
-          [&](Operation *o) { return plan->contains(o); });
-      rewriter.replaceAllUsesWith(plan->result, made);
+      Operation *last = plan->result.getDefiningOp();
+      rewriter.setInsertionPoint(last);
+      auto type = cast<RankedTensorType>(plan->result.getType());
+      if (type.getRank() && !type.isDynamicDim(type.getRank() - 1)) {
+        OpLowering e(rewriter, last, target);
+        auto compute = e.regionResult();
+        Value out = e.output(0);
+        e.parallelOver(out, type.getRank() - 1, [&](ValueRange row) {
+          e.forLanes(type.getShape().back(), kTogether * target.lanes,
+                     [&](Value i, int64_t lanes) {
+                       SmallVector<Value> at = append(row, i);
+                       e.store(compute(at, lanes), out, at);
+                     });
+        });
+        e.replace(rewriter, out);
+      } else {
+        rewriter.replaceAllUsesWith(
+            plan->result,
+            buildGeneric(rewriter, op.getLoc(), plan->result,
+                         [&](Operation *o) { return plan->contains(o); }));
+      }
     }
     rewriter.inlineBlockBefore(&block, op, op.getInputs());
     rewriter.replaceOp(op, yield.getValues());
     rewriter.eraseOp(yield);
     return success();
   }
+
+  VectorTarget target;
 };
 } // namespace
 
-void corey::populateElementwiseLowerings(RewritePatternSet &patterns) {
-  patterns.add<ElementwiseLowering, LowerFused>(patterns.getContext());
+void corey::populateElementwiseLowerings(RewritePatternSet &patterns,
+                                         VectorTarget target) {
+  patterns.add<ElementwiseLowering>(patterns.getContext());
+  patterns.add<LowerFused>(patterns.getContext(), target);
 }

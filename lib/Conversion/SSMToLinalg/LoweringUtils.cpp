@@ -28,8 +28,16 @@ OpLowering::OpLowering(PatternRewriter &rewriter, Operation *op,
   if (!isa_and_nonnull<ssm::FusedOp>(op->getParentOp()))
     return;
   FailureOr<FusionPlan> found = planFusedRegion(op->getParentOp());
-  if (succeeded(found) && found->anchor == op)
+  if (succeeded(found) &&
+      (found->anchor ? found->anchor : found->result.getDefiningOp()) == op)
     plan = std::move(*found);
+}
+
+LoopEmitter::Compute OpLowering::regionResult() {
+  return [this, source = sourceOf(plan->result)](ValueRange indices,
+                                                 int64_t lanes) {
+    return evaluate(source, indices, lanes, Value());
+  };
 }
 
 Value OpLowering::plainBuffer(Value tensor) {
@@ -42,7 +50,7 @@ OpLowering::Source OpLowering::sourceOf(Value value) {
   Source source;
   source.rank = cast<RankedTensorType>(value.getType()).getRank();
   Operation *producer = value.getDefiningOp();
-  if (producer == op) {
+  if (producer == op && plan->anchor) {
     source.isStored = true;
     return source;
   }

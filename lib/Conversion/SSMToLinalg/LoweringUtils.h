@@ -30,6 +30,9 @@ public:
   /// Allocates the memref of result `index`, with the reified shape. Stores to the
   /// first go through the epilogue, which its element type is that of.
   Value output(unsigned index);
+  /// What computes the result of a region of pointwise ops, of which this is the
+  /// last, at an index. Made where the loops begin.
+  Compute regionResult();
   /// An f32 buffer of the shape of `memref`.
   Value f32Like(Value memref);
   /// Replaces the op by the given buffers; `buffers` has one per result.
@@ -118,7 +121,8 @@ void populateSSDLowerings(mlir::RewritePatternSet &patterns,
                           VectorTarget target);
 void populateRowLowerings(mlir::RewritePatternSet &patterns,
                           VectorTarget target);
-void populateElementwiseLowerings(mlir::RewritePatternSet &patterns);
+void populateElementwiseLowerings(mlir::RewritePatternSet &patterns,
+                                  VectorTarget target);
 void populateQuantizationLowerings(mlir::RewritePatternSet &patterns,
                                    VectorTarget target);
 

@@ -133,7 +133,7 @@ struct ConvertSSMToLinalg
         ++numLoweredOps;
     });
     RewritePatternSet patterns(context);
-    populateElementwiseLowerings(patterns);
+    populateElementwiseLowerings(patterns, *target);
     populateScanLowerings(patterns, *target);
     populateSSDLowerings(patterns, *target);
     populateRowLowerings(patterns, *target);

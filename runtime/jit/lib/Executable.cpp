@@ -790,6 +790,7 @@ static TrafficInfo measureTraffic(ModuleOp module) {
     traffic.bytesRead += cost.bytesRead;
     traffic.bytesWritten += cost.bytesWritten;
     traffic.bytesKept += cost.bytesKept;
+    traffic.predictedMs += cost.seconds(*findMachine("cpu")) * 1e3;
     return mlir::WalkResult::skip();
   });
   return traffic;

@@ -161,6 +161,8 @@ struct TrafficInfo {
   double bytesRead = 0, bytesWritten = 0;
   /// Bytes that separate kernels would read and write in addition.
   double bytesKept = 0;
+  /// What ssm-fuse's physical score predicts for them, one after another.
+  double predictedMs = 0;
   double bytes() const { return bytesRead + bytesWritten; }
 };
 
