@@ -79,11 +79,14 @@ static FailureOr<FusionPlan> makePlan(ArrayRef<Operation *> ops, bool open,
     }
   }
 
-  // One value leaves the region, beside the anchor's further results. Its sizes
-  // are no use of a tensor: they can be had from what it is made of.
+  // One value leaves the region, beside the anchor's further results. Sizes that
+  // are asked for in the region are no use of a tensor: they can be had from what
+  // it is made of. Outside of it there is nothing to have them from.
+  bool inFused = isa_and_nonnull<FusedOp>(block->getParentOp());
+  auto isSize = [&](Operation *op) { return inFused && isa<tensor::DimOp>(op); };
   auto staysInside = [&](Value value) {
     return llvm::all_of(value.getUsers(), [&](Operation *user) {
-      return plan.contains(user) || isa<tensor::DimOp>(user);
+      return plan.contains(user) || isSize(user);
     });
   };
   SmallVector<Value> leaving;
@@ -151,7 +154,7 @@ static FailureOr<FusionPlan> makePlan(ArrayRef<Operation *> ops, bool open,
   auto needsRegion = [&](auto &self, Operation *op) -> bool {
     if (plan.contains(op))
       return true;
-    if (!op || isa<tensor::DimOp>(op) || op->getBlock() != block || op->isBeforeInBlock(ops.front()) ||
+    if (!op || isSize(op) || op->getBlock() != block || op->isBeforeInBlock(ops.front()) ||
         !seen.insert(op).second)
       return false;
     bool found = false;

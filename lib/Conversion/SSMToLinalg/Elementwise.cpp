@@ -28,12 +28,15 @@ struct ElementwiseKernel {
   llvm::function_ref<bool(Operation *)> contains;
   /// Values from outside, each once.
   SmallVector<Value> leaves;
+  /// What has been looked at: there are many more paths than values.
+  DenseSet<Value> seen;
 
   void collect(Value value) {
+    if (!seen.insert(value).second)
+      return;
     Operation *producer = value.getDefiningOp();
     if (!producer || !contains(producer)) {
-      if (!llvm::is_contained(leaves, value))
-        leaves.push_back(value);
+      leaves.push_back(value);
       return;
     }
     for (Value operand : producer->getOperands())
@@ -63,7 +66,7 @@ struct ElementwiseKernel {
 /// Operands of lower rank stand on trailing axes.
 Value buildGeneric(OpBuilder &builder, Location loc, Value result,
                    llvm::function_ref<bool(Operation *)> contains) {
-  ElementwiseKernel kernel{result, contains, {}};
+  ElementwiseKernel kernel{result, contains, {}, {}};
   kernel.collect(result);
   auto type = cast<RankedTensorType>(result.getType());
   int64_t rank = type.getRank();

@@ -14,6 +14,7 @@
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
 #include "mlir/IR/Remarks.h"
+#include "mlir/Interfaces/SideEffectInterfaces.h"
 #include "llvm/ADT/SetVector.h"
 
 namespace corey::ssm {
@@ -25,34 +26,42 @@ using namespace mlir;
 using namespace corey;
 using namespace corey::ssm;
 
-/// Replaces sizes of results by what they are computed from: a size must not keep
-/// a value in memory.
-static void resolveSizes(Block &block) {
-  for (Operation &op : llvm::make_early_inc_range(block)) {
-    auto dim = dyn_cast<tensor::DimOp>(op);
-    if (!dim)
+/// Replaces sizes of results by what they are computed from, wherever they are
+/// asked for: a size must not keep a value in memory.
+static void resolveSizes(func::FuncOp function) {
+  SmallVector<tensor::DimOp> worklist;
+  function.walk([&](tensor::DimOp dim) { worklist.push_back(dim); });
+  while (!worklist.empty()) {
+    tensor::DimOp dim = worklist.pop_back_val();
+    if (dim.use_empty()) {
+      dim.erase();
       continue;
+    }
     std::optional<int64_t> index = dim.getConstantIndex();
     auto result = dyn_cast<OpResult>(dim.getSource());
-    while (index && result) {
-      auto shaped = dyn_cast<ReifyRankedShapedTypeOpInterface>(result.getOwner());
-      if (!shaped || !isa<FusableOpInterface>(result.getOwner()))
-        break;
-      OpBuilder builder(dim);
-      ReifiedRankedShapedTypeDims shapes;
-      if (failed(shaped.reifyResultShapes(builder, shapes)))
-        break;
-      Value size = getValueOrCreateConstantIndexOp(
-          builder, dim.getLoc(), shapes[result.getResultNumber()][*index]);
-      dim.replaceAllUsesWith(size);
-      dim.erase();
-      // The size may be one of a result in turn.
-      dim = size.getDefiningOp<tensor::DimOp>();
-      if (!dim)
-        break;
-      index = dim.getConstantIndex();
-      result = dyn_cast<OpResult>(dim.getSource());
+    if (!index || !result || !isa<FusableOpInterface>(result.getOwner()) ||
+        isa<FusedOp>(result.getOwner()))
+      continue;
+    auto shaped = dyn_cast<ReifyRankedShapedTypeOpInterface>(result.getOwner());
+    OpBuilder builder(dim);
+    Operation *before = dim->getPrevNode();
+    ReifiedRankedShapedTypeDims shapes;
+    bool known = shaped && succeeded(shaped.reifyResultShapes(builder, shapes));
+    if (known)
+      dim.replaceAllUsesWith(getValueOrCreateConstantIndexOp(
+          builder, dim.getLoc(), shapes[result.getResultNumber()][*index]));
+    // All sizes were made, and one was wanted. That may be a size of a result in
+    // turn.
+    for (Operation *op = dim->getPrevNode(); op != before;) {
+      Operation *previous = op->getPrevNode();
+      if (isOpTriviallyDead(op))
+        op->erase();
+      else if (auto inner = dyn_cast<tensor::DimOp>(op))
+        worklist.push_back(inner);
+      op = previous;
     }
+    if (known)
+      dim.erase();
   }
 }
 
@@ -76,8 +85,9 @@ static void sinkPointwise(Block &block) {
     Operation *first = nullptr;
     bool taken = false;
     for (OpOperand &use : op.getUses()) {
+      // Other blocks come later.
       Operation *ancestor = block.findAncestorOpInBlock(*use.getOwner());
-      if (!first || ancestor->isBeforeInBlock(first)) {
+      if (ancestor && (!first || ancestor->isBeforeInBlock(first))) {
         first = ancestor;
         taken = couldTakeIn(use.getOwner(), use);
       }
@@ -128,6 +138,7 @@ struct SSMFuse : public corey::ssm::impl::SSMFuseBase<SSMFuse> {
           blocks.push_back(&block);
       return WalkResult::advance();
     });
+    resolveSizes(getOperation());
     for (Block *block : blocks)
       fuseBlock(*block);
   }
@@ -149,7 +160,6 @@ void SSMFuse::fuseBlock(Block &block) {
   for (Operation &op : block)
     if (auto fused = dyn_cast<FusedOp>(op); fused && fused.getScoreAttr())
       return;
-  resolveSizes(block);
   sinkPointwise(block);
   SmallVector<Operation *> chain;
   for (Operation &op : block)
