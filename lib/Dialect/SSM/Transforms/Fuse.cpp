@@ -78,6 +78,9 @@ static bool couldTakeIn(Operation *user, OpOperand &operand) {
 /// Moves pointwise ops next to their first use if that could take them in, so that
 /// what belongs together stands together and nothing else in between.
 static void sinkPointwise(Block &block) {
+  // What stands in front of an op because of it. A later find goes before all of
+  // it: ops that stand right already stay in their order.
+  DenseMap<Operation *, Operation *> sunk;
   for (Operation &op : llvm::make_early_inc_range(llvm::reverse(block))) {
     auto fusable = dyn_cast<FusableOpInterface>(op);
     if (!fusable || !fusable.isPointwise() || op.use_empty())
@@ -92,8 +95,12 @@ static void sinkPointwise(Block &block) {
         taken = couldTakeIn(use.getOwner(), use);
       }
     }
-    if (taken)
-      op.moveBefore(first);
+    if (!taken)
+      continue;
+    while (Operation *before = sunk.lookup(first))
+      first = before;
+    sunk[first] = &op;
+    op.moveBefore(first);
   }
 }
 
@@ -265,16 +272,18 @@ void SSMFuse::fuseBlock(Block &block) {
   // A greedy region may end before it is a kernel: its tail is cut until it is,
   // and what is cut is looked at again.
   std::vector<FusionRegion> chosen;
+  std::vector<size_t> endOf(chain.size());
   for (FusionRegion region : regions)
     while (region.begin < region.end) {
       FusionRegion head = region;
       while (head.size() > 1 && !legal(head))
         --head.end;
       chosen.push_back(head);
+      endOf[head.begin] = head.end;
       region.begin = head.end;
     }
   auto isChosen = [&](FusionRegion region) {
-    return llvm::is_contained(chosen, region);
+    return endOf[region.begin] == region.end;
   };
   if (physical && how == FusionStrategy::Dp)
     for (FusionRegion region : chosen)
