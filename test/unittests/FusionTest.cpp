@@ -781,7 +781,7 @@ std::shared_ptr<Executable> compile(Context &context, const std::string &source,
 
 TEST(Fusion, RandomPrograms) {
   const char *text = std::getenv("COREY_TEST_DRAWS");
-  int64_t draws = text ? std::strtoll(text, nullptr, 10) : 70;
+  int64_t draws = text ? std::strtoll(text, nullptr, 10) : 45;
   std::printf("COREY_TEST_SEED=%llu\n",
               static_cast<unsigned long long>(firstSeed()));
   std::shared_ptr<Context> context = take(Context::create());
@@ -851,7 +851,7 @@ TEST(Fusion, RandomPrograms) {
       std::vector<Array> unfused;
       for (size_t i = 0; i < wanted.size(); ++i) {
         unfused.push_back(Program::toArray(outputs[i]));
-        ASSERT_TRUE(isClose(unfused[i], wanted[i].first, wanted[i].second,
+        EXPECT_TRUE(isClose(unfused[i], wanted[i].first, wanted[i].second,
                             program.narrow ? 2e-2 : 5e-6))
             << "result " << i << " without fusion";
       }
@@ -861,10 +861,10 @@ TEST(Fusion, RandomPrograms) {
         ASSERT_TRUE(status.isOk()) << status.toString();
         for (size_t i = 0; i < wanted.size(); ++i) {
           Array got = Program::toArray(outputs[i]);
-          ASSERT_TRUE(isClose(got, wanted[i].first, wanted[i].second,
+          EXPECT_TRUE(isClose(got, wanted[i].first, wanted[i].second,
                               program.narrow ? 2e-2 : 5e-6))
               << "result " << i << " with " << names[k];
-          ASSERT_TRUE(isClose(got, unfused[i], wanted[i].second,
+          EXPECT_TRUE(isClose(got, unfused[i], wanted[i].second,
                               program.narrow ? 2e-2 : 1e-6))
               << "result " << i << " against no fusion with " << names[k];
         }

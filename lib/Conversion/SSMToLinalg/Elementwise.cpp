@@ -88,7 +88,8 @@ Value buildGeneric(OpBuilder &builder, Location loc, Value result,
   SmallVector<AffineMap> maps;
   for (Value leaf : kernel.leaves)
     maps.push_back(identity.getMinorIdentityMap(
-        rank, cast<ShapedType>(leaf.getType()).getRank(), builder.getContext()));
+        rank, cast<ShapedType>(leaf.getType()).getRank(),
+        builder.getContext()));
   maps.push_back(identity);
   SmallVector<utils::IteratorType> iterators(rank,
                                              utils::IteratorType::parallel);
@@ -106,8 +107,8 @@ Value buildGeneric(OpBuilder &builder, Location loc, Value result,
   return made;
 }
 
-/// Any pointwise op on its own. Those around an anchor that is still to be lowered
-/// wait for it.
+/// Any pointwise op on its own. Those around an anchor that is still to be
+/// lowered wait for it.
 struct ElementwiseLowering
     : public OpInterfaceRewritePattern<FusableOpInterface> {
   using OpInterfaceRewritePattern::OpInterfaceRewritePattern;
@@ -120,16 +121,16 @@ struct ElementwiseLowering
     if (isa_and_nonnull<FusedOp>(op->getParentOp()) &&
         succeeded(planFusedRegion(op->getParentOp())))
       return failure();
-    rewriter.replaceOp(op, buildGeneric(rewriter, op->getLoc(),
-                                        op->getResult(0),
-                                        [&](Operation *o) { return o == op; }));
+    rewriter.replaceOp(op,
+                       buildGeneric(rewriter, op->getLoc(), op->getResult(0),
+                                    [&](Operation *o) { return o == op; }));
     return success();
   }
 };
 
-/// A region of pointwise ops becomes one generic. Any other region is inlined: its
-/// anchor has been lowered, with the pointwise ops around it, or no kernel can be
-/// made of it.
+/// A region of pointwise ops becomes one generic. Any other region is inlined:
+/// its anchor has been lowered, with the pointwise ops around it, or no kernel
+/// can be made of it.
 struct LowerFused : public OpRewritePattern<FusedOp> {
   using OpRewritePattern::OpRewritePattern;
   LogicalResult matchAndRewrite(FusedOp op,
@@ -139,9 +140,9 @@ struct LowerFused : public OpRewritePattern<FusedOp> {
     FailureOr<FusionPlan> plan = planFusedRegion(op);
     if (succeeded(plan) && !plan->anchor && plan->ops.size() > 1) {
       rewriter.setInsertionPoint(plan->result.getDefiningOp());
-      Value made = buildGeneric(
-          rewriter, op.getLoc(), plan->result,
-          [&](Operation *o) { return plan->contains(o); });
+      Value made =
+          buildGeneric(rewriter, op.getLoc(), plan->result,
+                       [&](Operation *o) { return plan->contains(o); });
       rewriter.replaceAllUsesWith(plan->result, made);
     }
     rewriter.inlineBlockBefore(&block, op, op.getInputs());

@@ -57,7 +57,8 @@ Value OpLowering::evaluate(Value value, ValueRange indices, int64_t lanes,
     // Lower ranks stand on the trailing axes.
     ValueRange own =
         indices.take_back(cast<MemRefType>(leaf.getType()).getRank());
-    made = lanes && !own.empty() ? load(leaf, own, lanes) : loadScalar(leaf, own);
+    made =
+        lanes && !own.empty() ? load(leaf, own, lanes) : loadScalar(leaf, own);
     if (lanes && own.empty())
       made = splat(made, lanes);
   } else {
@@ -83,8 +84,10 @@ Value OpLowering::buffer(Value tensor) {
     source = source.getDefiningOp()->getOperand(0);
   Value sizes = leaves.lookup(source);
   Value view = memref::CastOp::create(
-      b, loc, stridedType(cast<RankedTensorType>(tensor.getType()).clone(
-                  cast<MemRefType>(sizes.getType()).getElementType())),
+      b, loc,
+      stridedType(
+          cast<RankedTensorType>(tensor.getType())
+              .clone(cast<MemRefType>(sizes.getType()).getElementType())),
       sizes);
   computeOnLoad(view, [this, tensor](ValueRange indices, int64_t lanes) {
     DenseMap<Value, Value> known;
@@ -99,23 +102,23 @@ Value OpLowering::output(unsigned i) {
         b, resultShapes);
   auto type = cast<RankedTensorType>(op->getResult(i).getType());
   bool hasEpilogue = i == 0 && plan && !plan->epilogue.empty();
-  Type element = hasEpilogue ? getElementTypeOrSelf(plan->result)
-                             : type.getElementType();
+  Type element =
+      hasEpilogue ? getElementTypeOrSelf(plan->result) : type.getElementType();
   Values sizes;
   for (int64_t dim = 0; dim < type.getRank(); ++dim)
     if (type.isDynamicDim(dim))
       sizes.push_back(
           getValueOrCreateConstantIndexOp(b, loc, resultShapes[i][dim]));
-  Value memref = memref::AllocOp::create(
-      b, loc, MemRefType::get(type.getShape(), element), sizes,
-      b.getI64IntegerAttr(64));
+  Value memref =
+      memref::AllocOp::create(b, loc, MemRefType::get(type.getShape(), element),
+                              sizes, b.getI64IntegerAttr(64));
   if (hasEpilogue) {
     openLeaves(plan->result);
-    transformOnStore(memref, [this](Value value, ValueRange indices,
-                                    int64_t lanes) {
-      DenseMap<Value, Value> known{{op->getResult(0), value}};
-      return evaluate(plan->result, indices, lanes, known);
-    });
+    transformOnStore(memref,
+                     [this](Value value, ValueRange indices, int64_t lanes) {
+                       DenseMap<Value, Value> known{{op->getResult(0), value}};
+                       return evaluate(plan->result, indices, lanes, known);
+                     });
   }
   return memref;
 }
@@ -133,14 +136,16 @@ Value OpLowering::f32Like(Value memref) {
 
 void OpLowering::replace(PatternRewriter &rewriter, ValueRange buffers) {
   Values tensors;
-  for (auto [i, result, buffer] :
-       llvm::enumerate(op->getResults(), buffers)) {
-    Value replaced =
-        i == 0 && plan && !plan->epilogue.empty() ? plan->result : Value(result);
+  for (auto [i, result, buffer] : llvm::enumerate(op->getResults(), buffers)) {
+    Value replaced = i == 0 && plan && !plan->epilogue.empty() ? plan->result
+                                                               : Value(result);
     auto memref = cast<MemRefType>(buffer.getType());
+    // Not writable: readers of the tensor fold to readers of the buffer, of
+    // which those who would write to it in place do not know.
     Value tensor = bufferization::ToTensorOp::create(
-        b, loc, RankedTensorType::get(memref.getShape(), memref.getElementType()),
-        buffer, /*restrict=*/true, /*writable=*/true);
+        b, loc,
+        RankedTensorType::get(memref.getShape(), memref.getElementType()),
+        buffer, /*restrict=*/true, /*writable=*/false);
     if (tensor.getType() != replaced.getType())
       tensor = tensor::CastOp::create(b, loc, replaced.getType(), tensor);
     if (replaced != result) {

@@ -50,8 +50,8 @@ static void resolveSizes(func::FuncOp function) {
     if (known)
       dim.replaceAllUsesWith(getValueOrCreateConstantIndexOp(
           builder, dim.getLoc(), shapes[result.getResultNumber()][*index]));
-    // All sizes were made, and one was wanted. That may be a size of a result in
-    // turn.
+    // All sizes were made, and one was wanted. That may be a size of a result
+    // in turn.
     for (Operation *op = dim->getPrevNode(); op != before;) {
       Operation *previous = op->getPrevNode();
       if (isOpTriviallyDead(op))
@@ -65,8 +65,8 @@ static void resolveSizes(func::FuncOp function) {
   }
 }
 
-/// Whether a kernel of `user` could compute the value of `operand` where it reads
-/// it.
+/// Whether a kernel of `user` could compute the value of `operand` where it
+/// reads it.
 static bool couldTakeIn(Operation *user, OpOperand &operand) {
   auto fusable = dyn_cast<FusableOpInterface>(user);
   if (!fusable)
@@ -75,11 +75,11 @@ static bool couldTakeIn(Operation *user, OpOperand &operand) {
          llvm::is_contained(fusable.getStreamedOperands(), &operand);
 }
 
-/// Moves pointwise ops next to their first use if that could take them in, so that
-/// what belongs together stands together and nothing else in between.
+/// Moves pointwise ops next to their first use if that could take them in, so
+/// that what belongs together stands together and nothing else in between.
 static void sinkPointwise(Block &block) {
-  // What stands in front of an op because of it. A later find goes before all of
-  // it: ops that stand right already stay in their order.
+  // What stands in front of an op because of it. A later find goes before all
+  // of it: ops that stand right already stay in their order.
   DenseMap<Operation *, Operation *> sunk;
   for (Operation &op : llvm::make_early_inc_range(llvm::reverse(block))) {
     auto fusable = dyn_cast<FusableOpInterface>(op);
@@ -124,9 +124,9 @@ struct SSMFuse : public corey::ssm::impl::SSMFuseBase<SSMFuse> {
     if (dynamicSize < 1)
       return fail("expected dynamic-size of at least 1, got " +
                   Twine(dynamicSize));
-    for (auto [name, value] : {std::pair<const char *, double>{"max-registers",
-                                                              maxRegisters},
-                               {"max-shared", maxShared}})
+    for (auto [name, value] :
+         {std::pair<const char *, double>{"max-registers", maxRegisters},
+          {"max-shared", maxShared}})
       if (!(value >= 0))
         return fail(Twine("expected ") + name + " of at least 0, got " +
                     std::to_string(value));
@@ -175,8 +175,8 @@ void SSMFuse::fuseBlock(Block &block) {
   if (chain.size() < 2)
     return;
 
-  // Sums over the chain rule most regions out at once: an op that takes no other
-  // in, or two anchors.
+  // Sums over the chain rule most regions out at once: an op that takes no
+  // other in, or two anchors.
   SmallVector<unsigned> barriers{0}, anchors{0};
   std::vector<FusionFeatures> features;
   std::vector<double> alone;
@@ -246,8 +246,8 @@ void SSMFuse::fuseBlock(Block &block) {
         candidate.legal = mayGrow(candidate.region);
         candidate.terms = termsOf(candidate.region);
         candidate.feasible = scorer.feasible(candidate.terms);
-        candidate.accepted = candidate.legal && candidate.feasible &&
-                             candidate.terms.score > 0;
+        candidate.accepted =
+            candidate.legal && candidate.feasible && candidate.terms.score > 0;
         considered.push_back(candidate);
       }
       if (candidate.accepted)
@@ -381,18 +381,17 @@ void SSMFuse::form(const FusionPlan &plan, const FusionTerms &terms) {
   auto attr = ScoreAttr::get(&getContext(), number(terms.entropy),
                              number(terms.intensity), number(terms.memory),
                              number(terms.score), number(threshold));
-  auto fused = FusedOp::create(builder, last->getLoc(),
-                               TypeRange(ValueRange(outputs)),
-                               inputs.getArrayRef(), attr);
+  auto fused =
+      FusedOp::create(builder, last->getLoc(), TypeRange(ValueRange(outputs)),
+                      inputs.getArrayRef(), attr);
   Block *body = builder.createBlock(&fused.getBody());
   IRMapping toArgument;
   for (Value input : inputs)
     toArgument.map(input, body->addArgument(input.getType(), input.getLoc()));
   // Users outside see the results, users inside the ops.
   for (auto [output, result] : llvm::zip_equal(outputs, fused.getResults()))
-    output.replaceUsesWithIf(result, [&](OpOperand &use) {
-      return !plan.contains(use.getOwner());
-    });
+    output.replaceUsesWithIf(
+        result, [&](OpOperand &use) { return !plan.contains(use.getOwner()); });
   for (Operation *op : plan.ops) {
     op->moveBefore(body, body->end());
     for (OpOperand &operand : op->getOpOperands())
