@@ -79,11 +79,16 @@ static FailureOr<FusionPlan> makePlan(ArrayRef<Operation *> ops, bool open,
     }
   }
 
-  // One value leaves the region, beside the anchor's further results. Its sizes
-  // are no use of a tensor: they can be had from what it is made of.
+  // One value leaves the region, beside the anchor's further results. Sizes
+  // that are asked for in the region are no use of a tensor: they can be had
+  // from what it is made of. Outside of it there is nothing to have them from.
+  bool inFused = isa_and_nonnull<FusedOp>(block->getParentOp());
+  auto isSize = [&](Operation *op) {
+    return inFused && isa<tensor::DimOp>(op);
+  };
   auto staysInside = [&](Value value) {
     return llvm::all_of(value.getUsers(), [&](Operation *user) {
-      return plan.contains(user) || isa<tensor::DimOp>(user);
+      return plan.contains(user) || isSize(user);
     });
   };
   SmallVector<Value> leaving;
@@ -100,11 +105,12 @@ static FailureOr<FusionPlan> makePlan(ArrayRef<Operation *> ops, bool open,
     return fail("expected one result to leave the region, got " +
                 Twine(leaving.size()));
   plan.result = leaving.empty() ? ops.back()->getResult(0) : leaving.front();
-  if (!open && !plan.anchor && !mayHaveSameShape(plan.result, ops.back()->getResult(0)))
+  if (!open && !plan.anchor &&
+      !mayHaveSameShape(plan.result, ops.back()->getResult(0)))
     return fail("the shapes differ");
 
-  // Producers feed streamed operands only, and have the shape that is read there:
-  // the indices of the reader are theirs.
+  // Producers feed streamed operands only, and have the shape that is read
+  // there: the indices of the reader are theirs.
   for (Operation *op : ops) {
     if (op == plan.anchor)
       continue;
@@ -145,14 +151,14 @@ static FailureOr<FusionPlan> makePlan(ArrayRef<Operation *> ops, bool open,
   if (reached.size() != ops.size())
     return fail("the ops do not depend on one another");
 
-  // No path leaves and comes back: an op between the first and the last that the
-  // region needs must not need the region.
+  // No path leaves and comes back: an op between the first and the last that
+  // the region needs must not need the region.
   llvm::SmallPtrSet<Operation *, 16> seen;
   auto needsRegion = [&](auto &self, Operation *op) -> bool {
     if (plan.contains(op))
       return true;
-    if (!op || isa<tensor::DimOp>(op) || op->getBlock() != block || op->isBeforeInBlock(ops.front()) ||
-        !seen.insert(op).second)
+    if (!op || isSize(op) || op->getBlock() != block ||
+        op->isBeforeInBlock(ops.front()) || !seen.insert(op).second)
       return false;
     bool found = false;
     op->walk([&](Operation *inner) {

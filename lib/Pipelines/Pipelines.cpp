@@ -56,9 +56,10 @@ static void addPhase(OpPassManager &pm, const CPUPipelineOptions &options,
     ConvertSSMToLinalgOptions convert;
     convert.vectorBits = options.vectorBits;
     pm.addPass(createConvertSSMToLinalg(convert));
-    // What fused kernels have computed is dead.
+    // What fused kernels have computed is dead. Equal ops must stay apart: the
+    // memref that one kernel reads a tensor from is no longer that tensor for a
+    // later one, if what is between them writes to it in place.
     pm.addPass(createCanonicalizerPass());
-    pm.addPass(createCSEPass());
     return;
   }
   case CPUPhase::Buffers:

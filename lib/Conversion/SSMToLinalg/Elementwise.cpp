@@ -28,12 +28,15 @@ struct ElementwiseKernel {
   llvm::function_ref<bool(Operation *)> contains;
   /// Values from outside, each once.
   SmallVector<Value> leaves;
+  /// What has been looked at: there are many more paths than values.
+  DenseSet<Value> seen;
 
   void collect(Value value) {
+    if (!seen.insert(value).second)
+      return;
     Operation *producer = value.getDefiningOp();
     if (!producer || !contains(producer)) {
-      if (!llvm::is_contained(leaves, value))
-        leaves.push_back(value);
+      leaves.push_back(value);
       return;
     }
     for (Value operand : producer->getOperands())
@@ -63,7 +66,7 @@ struct ElementwiseKernel {
 /// Operands of lower rank stand on trailing axes.
 Value buildGeneric(OpBuilder &builder, Location loc, Value result,
                    llvm::function_ref<bool(Operation *)> contains) {
-  ElementwiseKernel kernel{result, contains, {}};
+  ElementwiseKernel kernel{result, contains, {}, {}};
   kernel.collect(result);
   auto type = cast<RankedTensorType>(result.getType());
   int64_t rank = type.getRank();
@@ -85,7 +88,8 @@ Value buildGeneric(OpBuilder &builder, Location loc, Value result,
   SmallVector<AffineMap> maps;
   for (Value leaf : kernel.leaves)
     maps.push_back(identity.getMinorIdentityMap(
-        rank, cast<ShapedType>(leaf.getType()).getRank(), builder.getContext()));
+        rank, cast<ShapedType>(leaf.getType()).getRank(),
+        builder.getContext()));
   maps.push_back(identity);
   SmallVector<utils::IteratorType> iterators(rank,
                                              utils::IteratorType::parallel);
@@ -103,8 +107,8 @@ Value buildGeneric(OpBuilder &builder, Location loc, Value result,
   return made;
 }
 
-/// Any pointwise op on its own. Those around an anchor that is still to be lowered
-/// wait for it.
+/// Any pointwise op on its own. Those around an anchor that is still to be
+/// lowered wait for it.
 struct ElementwiseLowering
     : public OpInterfaceRewritePattern<FusableOpInterface> {
   using OpInterfaceRewritePattern::OpInterfaceRewritePattern;
@@ -117,9 +121,9 @@ struct ElementwiseLowering
     if (isa_and_nonnull<FusedOp>(op->getParentOp()) &&
         succeeded(planFusedRegion(op->getParentOp())))
       return failure();
-    rewriter.replaceOp(op, buildGeneric(rewriter, op->getLoc(),
-                                        op->getResult(0),
-                                        [&](Operation *o) { return o == op; }));
+    rewriter.replaceOp(op,
+                       buildGeneric(rewriter, op->getLoc(), op->getResult(0),
+                                    [&](Operation *o) { return o == op; }));
     return success();
   }
 };

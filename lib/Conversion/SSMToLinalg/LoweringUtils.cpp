@@ -34,9 +34,11 @@ OpLowering::OpLowering(PatternRewriter &rewriter, Operation *op,
 }
 
 LoopEmitter::Compute OpLowering::regionResult() {
-  return [this, source = sourceOf(plan->result)](ValueRange indices,
-                                                 int64_t lanes) {
-    return evaluate(source, indices, lanes, Value());
+  for (Value operand : op->getOperands())
+    openLeaves(operand);
+  return [this](ValueRange indices, int64_t lanes) {
+    DenseMap<Value, Value> known;
+    return evaluate(plan->result, indices, lanes, known);
   };
 }
 
@@ -46,46 +48,37 @@ Value OpLowering::plainBuffer(Value tensor) {
       /*read_only=*/true);
 }
 
-OpLowering::Source OpLowering::sourceOf(Value value) {
-  Source source;
-  source.rank = cast<RankedTensorType>(value.getType()).getRank();
-  Operation *producer = value.getDefiningOp();
-  if (producer == op && plan->anchor) {
-    source.isStored = true;
-    return source;
-  }
-  if (!plan->contains(producer)) {
-    source.leaf = plainBuffer(value);
-    return source;
-  }
-  source.op = producer;
-  for (Value operand : producer->getOperands())
-    source.operands.push_back(sourceOf(operand));
-  return source;
+void OpLowering::openLeaves(Value value) {
+  if (leaves.contains(value) || value.getDefiningOp() == op)
+    return;
+  bool inside = plan->contains(value.getDefiningOp());
+  leaves[value] = inside ? Value() : plainBuffer(value);
+  if (inside)
+    for (Value operand : value.getDefiningOp()->getOperands())
+      openLeaves(operand);
 }
 
-Value OpLowering::evaluate(const Source &source, ValueRange indices,
-                           int64_t lanes, Value stored) {
-  if (source.isStored)
-    return stored;
-  if (source.op) {
+Value OpLowering::evaluate(Value value, ValueRange indices, int64_t lanes,
+                           DenseMap<Value, Value> &known) {
+  if (Value made = known.lookup(value))
+    return made;
+  Value made;
+  if (Value leaf = leaves.lookup(value)) {
+    // Lower ranks stand on the trailing axes.
+    ValueRange own =
+        indices.take_back(cast<MemRefType>(leaf.getType()).getRank());
+    made =
+        lanes && !own.empty() ? load(leaf, own, lanes) : loadScalar(leaf, own);
+    if (lanes && own.empty())
+      made = splat(made, lanes);
+  } else {
     Values operands;
-    for (const Source &operand : source.operands)
-      operands.push_back(evaluate(operand, indices, lanes, stored));
-    return cast<ssm::FusableOpInterface>(source.op).emitScalar(b, loc, operands);
+    for (Value operand : value.getDefiningOp()->getOperands())
+      operands.push_back(evaluate(operand, indices, lanes, known));
+    made = cast<ssm::FusableOpInterface>(value.getDefiningOp())
+               .emitScalar(b, loc, operands);
   }
-  // Lower ranks stand on the trailing axes.
-  ValueRange own = indices.take_back(source.rank);
-  if (source.rank == 0 && lanes)
-    return splat(loadScalar(source.leaf, own), lanes);
-  return lanes ? load(source.leaf, own, lanes) : loadScalar(source.leaf, own);
-}
-
-Value OpLowering::sizesOf(const Source &source) {
-  if (source.leaf)
-    return source.leaf;
-  // The first operand of an elementwise op has all its axes.
-  return sizesOf(source.operands.front());
+  return known[value] = made;
 }
 
 Value OpLowering::buffer(Value tensor) {
@@ -93,15 +86,22 @@ Value OpLowering::buffer(Value tensor) {
     return {};
   if (!plan || !plan->contains(tensor.getDefiningOp()))
     return plainBuffer(tensor);
-  Source source = sourceOf(tensor);
-  // A view of its own: the same value may also be read as it is.
-  Value sizes = sizesOf(source);
+  openLeaves(tensor);
+  // The first operand of an elementwise op has all its axes. The view is one of
+  // its own: the same value may also be read as it is.
+  Value source = tensor;
+  while (plan->contains(source.getDefiningOp()))
+    source = source.getDefiningOp()->getOperand(0);
+  Value sizes = leaves.lookup(source);
   Value view = memref::CastOp::create(
-      b, loc, stridedType(cast<RankedTensorType>(tensor.getType()).clone(
-                  cast<MemRefType>(sizes.getType()).getElementType())),
+      b, loc,
+      stridedType(
+          cast<RankedTensorType>(tensor.getType())
+              .clone(cast<MemRefType>(sizes.getType()).getElementType())),
       sizes);
-  computeOnLoad(view, [this, source](ValueRange indices, int64_t lanes) {
-    return evaluate(source, indices, lanes, Value());
+  computeOnLoad(view, [this, tensor](ValueRange indices, int64_t lanes) {
+    DenseMap<Value, Value> known;
+    return evaluate(tensor, indices, lanes, known);
   });
   return view;
 }
@@ -112,22 +112,24 @@ Value OpLowering::output(unsigned i) {
         b, resultShapes);
   auto type = cast<RankedTensorType>(op->getResult(i).getType());
   bool hasEpilogue = i == 0 && plan && !plan->epilogue.empty();
-  Type element = hasEpilogue ? getElementTypeOrSelf(plan->result)
-                             : type.getElementType();
+  Type element =
+      hasEpilogue ? getElementTypeOrSelf(plan->result) : type.getElementType();
   Values sizes;
   for (int64_t dim = 0; dim < type.getRank(); ++dim)
     if (type.isDynamicDim(dim))
       sizes.push_back(
           getValueOrCreateConstantIndexOp(b, loc, resultShapes[i][dim]));
-  Value memref = memref::AllocOp::create(
-      b, loc, MemRefType::get(type.getShape(), element), sizes,
-      b.getI64IntegerAttr(64));
-  if (hasEpilogue)
-    transformOnStore(memref, [this, source = sourceOf(plan->result)](
-                                 Value value, ValueRange indices,
-                                 int64_t lanes) {
-      return evaluate(source, indices, lanes, value);
-    });
+  Value memref =
+      memref::AllocOp::create(b, loc, MemRefType::get(type.getShape(), element),
+                              sizes, b.getI64IntegerAttr(64));
+  if (hasEpilogue) {
+    openLeaves(plan->result);
+    transformOnStore(memref,
+                     [this](Value value, ValueRange indices, int64_t lanes) {
+                       DenseMap<Value, Value> known{{op->getResult(0), value}};
+                       return evaluate(plan->result, indices, lanes, known);
+                     });
+  }
   return memref;
 }
 
@@ -144,14 +146,16 @@ Value OpLowering::f32Like(Value memref) {
 
 void OpLowering::replace(PatternRewriter &rewriter, ValueRange buffers) {
   Values tensors;
-  for (auto [i, result, buffer] :
-       llvm::enumerate(op->getResults(), buffers)) {
-    Value replaced =
-        i == 0 && plan && !plan->epilogue.empty() ? plan->result : Value(result);
+  for (auto [i, result, buffer] : llvm::enumerate(op->getResults(), buffers)) {
+    Value replaced = i == 0 && plan && !plan->epilogue.empty() ? plan->result
+                                                               : Value(result);
     auto memref = cast<MemRefType>(buffer.getType());
+    // Not writable: readers of the tensor fold to readers of the buffer, of
+    // which those who would write to it in place do not know.
     Value tensor = bufferization::ToTensorOp::create(
-        b, loc, RankedTensorType::get(memref.getShape(), memref.getElementType()),
-        buffer, /*restrict=*/true, /*writable=*/true);
+        b, loc,
+        RankedTensorType::get(memref.getShape(), memref.getElementType()),
+        buffer, /*restrict=*/true, /*writable=*/false);
     if (tensor.getType() != replaced.getType())
       tensor = tensor::CastOp::create(b, loc, replaced.getType(), tensor);
     if (replaced != result) {

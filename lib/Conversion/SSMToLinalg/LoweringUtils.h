@@ -17,8 +17,8 @@ namespace corey {
 
 /// Lowers one op on tensors to loops on memrefs: inputs are viewed as memrefs
 /// with a unit innermost stride, outputs are allocated, and the loops stand in
-/// between. If the op is the anchor of an `ssm.fused`, the pointwise ops around it
-/// are computed where its loops load and store, without their knowing.
+/// between. If the op is the anchor of an `ssm.fused`, the pointwise ops around
+/// it are computed where its loops load and store, without their knowing.
 class OpLowering : public LoopEmitter {
 public:
   OpLowering(mlir::PatternRewriter &rewriter, mlir::Operation *op,
@@ -27,8 +27,8 @@ public:
   /// The memref of a tensor operand; null for null. Loads from that of a fused
   /// producer compute it.
   Value buffer(Value tensor);
-  /// Allocates the memref of result `index`, with the reified shape. Stores to the
-  /// first go through the epilogue, which its element type is that of.
+  /// Allocates the memref of result `index`, with the reified shape. Stores to
+  /// the first go through the epilogue, which its element type is that of.
   Value output(unsigned index);
   /// What computes the result of a region of pointwise ops, of which this is the
   /// last, at an index. Made where the loops begin.
@@ -56,23 +56,18 @@ public:
   mlir::Operation *op;
 
 private:
-  /// How a value of the fused region is computed at an index: `leaf` is the memref
-  /// of one from outside, else the value is `op` of its operands.
-  struct Source {
-    Value leaf;
-    mlir::Operation *op = nullptr;
-    int64_t rank = 0;
-    /// Whether it is the anchor's first result, which is being stored.
-    bool isStored = false;
-    std::vector<Source> operands;
-  };
-  Source sourceOf(Value value);
-  Value evaluate(const Source &source, mlir::ValueRange indices, int64_t lanes,
-                 Value stored);
+  /// Views what `value` of the fused region is computed from as memrefs.
+  void openLeaves(Value value);
+  /// A value of the fused region at an index, or those that follow on the last
+  /// axis. `known` holds what there is of it at that index already: values are
+  /// computed once however many paths lead to them.
+  Value evaluate(Value value, mlir::ValueRange indices, int64_t lanes,
+                 llvm::DenseMap<Value, Value> &known);
   Value plainBuffer(Value tensor);
-  /// The memref of some value from outside with all axes of `source`.
-  static Value sizesOf(const Source &source);
 
+  /// The memrefs of what the region gets from outside; null for what it
+  /// computes.
+  llvm::DenseMap<Value, Value> leaves;
   mlir::ReifiedRankedShapedTypeDims resultShapes;
   std::optional<FusionPlan> plan;
 };

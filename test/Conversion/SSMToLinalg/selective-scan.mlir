@@ -56,8 +56,8 @@
 // The last state is rounded to the type of the result.
 // CHECK: arith.truncf %{{.+}} : f32 to f16
 // CHECK: memref.store %{{.+}}, %[[H]]
-// CHECK-DAG: bufferization.to_tensor %[[Y]] restrict writable
-// CHECK-DAG: bufferization.to_tensor %[[H]] restrict writable
+// CHECK-DAG: bufferization.to_tensor %[[Y]] restrict
+// CHECK-DAG: bufferization.to_tensor %[[H]] restrict
 func.func @scan(%u: tensor<?x?x16xf32>, %delta: tensor<?x?x16xbf16>, %a: tensor<16x4xf32>,
     %b: tensor<?x?x1x4xf32>, %d: tensor<16xf32>, %h0: tensor<?x16x4xf16>, %k: index) -> (tensor<?x?x16xf32>, tensor<?x16x4xf16>) {
   %y, %h = ssm.selective_scan %u, %delta, %a, %b, %b D(%d : tensor<16xf32>) initial_state(%h0 : tensor<?x16x4xf16>) chunk_size(%k)

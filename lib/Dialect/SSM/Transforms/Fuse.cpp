@@ -14,6 +14,7 @@
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
 #include "mlir/IR/Remarks.h"
+#include "mlir/Interfaces/SideEffectInterfaces.h"
 #include "llvm/ADT/SetVector.h"
 
 namespace corey::ssm {
@@ -25,34 +26,42 @@ using namespace mlir;
 using namespace corey;
 using namespace corey::ssm;
 
-/// Replaces sizes of results by what they are computed from: a size must not keep
-/// a value in memory.
-static void resolveSizes(Block &block) {
-  for (Operation &op : llvm::make_early_inc_range(block)) {
-    auto dim = dyn_cast<tensor::DimOp>(op);
-    if (!dim)
+/// Replaces sizes of results by what they are computed from, wherever they are
+/// asked for: a size must not keep a value in memory.
+static void resolveSizes(func::FuncOp function) {
+  SmallVector<tensor::DimOp> worklist;
+  function.walk([&](tensor::DimOp dim) { worklist.push_back(dim); });
+  while (!worklist.empty()) {
+    tensor::DimOp dim = worklist.pop_back_val();
+    if (dim.use_empty()) {
+      dim.erase();
       continue;
+    }
     std::optional<int64_t> index = dim.getConstantIndex();
     auto result = dyn_cast<OpResult>(dim.getSource());
-    while (index && result) {
-      auto shaped = dyn_cast<ReifyRankedShapedTypeOpInterface>(result.getOwner());
-      if (!shaped || !isa<FusableOpInterface>(result.getOwner()))
-        break;
-      OpBuilder builder(dim);
-      ReifiedRankedShapedTypeDims shapes;
-      if (failed(shaped.reifyResultShapes(builder, shapes)))
-        break;
-      Value size = getValueOrCreateConstantIndexOp(
-          builder, dim.getLoc(), shapes[result.getResultNumber()][*index]);
-      dim.replaceAllUsesWith(size);
-      dim.erase();
-      // The size may be one of a result in turn.
-      dim = size.getDefiningOp<tensor::DimOp>();
-      if (!dim)
-        break;
-      index = dim.getConstantIndex();
-      result = dyn_cast<OpResult>(dim.getSource());
+    if (!index || !result || !isa<FusableOpInterface>(result.getOwner()) ||
+        isa<FusedOp>(result.getOwner()))
+      continue;
+    auto shaped = dyn_cast<ReifyRankedShapedTypeOpInterface>(result.getOwner());
+    OpBuilder builder(dim);
+    Operation *before = dim->getPrevNode();
+    ReifiedRankedShapedTypeDims shapes;
+    bool known = shaped && succeeded(shaped.reifyResultShapes(builder, shapes));
+    if (known)
+      dim.replaceAllUsesWith(getValueOrCreateConstantIndexOp(
+          builder, dim.getLoc(), shapes[result.getResultNumber()][*index]));
+    // All sizes were made, and one was wanted. That may be a size of a result
+    // in turn.
+    for (Operation *op = dim->getPrevNode(); op != before;) {
+      Operation *previous = op->getPrevNode();
+      if (isOpTriviallyDead(op))
+        op->erase();
+      else if (auto inner = dyn_cast<tensor::DimOp>(op))
+        worklist.push_back(inner);
+      op = previous;
     }
+    if (known)
+      dim.erase();
   }
 }
 
@@ -82,8 +91,8 @@ static void absorbResiduals(Block &block) {
   }
 }
 
-/// Whether a kernel of `user` could compute the value of `operand` where it reads
-/// it.
+/// Whether a kernel of `user` could compute the value of `operand` where it
+/// reads it.
 static bool couldTakeIn(Operation *user, OpOperand &operand) {
   auto fusable = dyn_cast<FusableOpInterface>(user);
   if (!fusable)
@@ -92,9 +101,12 @@ static bool couldTakeIn(Operation *user, OpOperand &operand) {
          llvm::is_contained(fusable.getStreamedOperands(), &operand);
 }
 
-/// Moves pointwise ops next to their first use if that could take them in, so that
-/// what belongs together stands together and nothing else in between.
+/// Moves pointwise ops next to their first use if that could take them in, so
+/// that what belongs together stands together and nothing else in between.
 static void sinkPointwise(Block &block) {
+  // What stands in front of an op because of it. A later find goes before all
+  // of it: ops that stand right already stay in their order.
+  DenseMap<Operation *, Operation *> sunk;
   for (Operation &op : llvm::make_early_inc_range(llvm::reverse(block))) {
     auto fusable = dyn_cast<FusableOpInterface>(op);
     if (!fusable || !fusable.isPointwise() || op.use_empty())
@@ -102,14 +114,19 @@ static void sinkPointwise(Block &block) {
     Operation *first = nullptr;
     bool taken = false;
     for (OpOperand &use : op.getUses()) {
+      // Other blocks come later.
       Operation *ancestor = block.findAncestorOpInBlock(*use.getOwner());
-      if (!first || ancestor->isBeforeInBlock(first)) {
+      if (ancestor && (!first || ancestor->isBeforeInBlock(first))) {
         first = ancestor;
         taken = couldTakeIn(use.getOwner(), use);
       }
     }
-    if (taken)
-      op.moveBefore(first);
+    if (!taken)
+      continue;
+    while (Operation *before = sunk.lookup(first))
+      first = before;
+    sunk[first] = &op;
+    op.moveBefore(first);
   }
 }
 
@@ -133,9 +150,9 @@ struct SSMFuse : public corey::ssm::impl::SSMFuseBase<SSMFuse> {
     if (dynamicSize < 1)
       return fail("expected dynamic-size of at least 1, got " +
                   Twine(dynamicSize));
-    for (auto [name, value] : {std::pair<const char *, double>{"max-registers",
-                                                              maxRegisters},
-                               {"max-shared", maxShared}})
+    for (auto [name, value] :
+         {std::pair<const char *, double>{"max-registers", maxRegisters},
+          {"max-shared", maxShared}})
       if (!(value >= 0))
         return fail(Twine("expected ") + name + " of at least 0, got " +
                     std::to_string(value));
@@ -154,6 +171,7 @@ struct SSMFuse : public corey::ssm::impl::SSMFuseBase<SSMFuse> {
           blocks.push_back(&block);
       return WalkResult::advance();
     });
+    resolveSizes(getOperation());
     for (Block *block : blocks)
       fuseBlock(*block);
   }
@@ -175,7 +193,6 @@ void SSMFuse::fuseBlock(Block &block) {
   for (Operation &op : block)
     if (auto fused = dyn_cast<FusedOp>(op); fused && fused.getScoreAttr())
       return;
-  resolveSizes(block);
   absorbResiduals(block);
   sinkPointwise(block);
   SmallVector<Operation *> chain;
@@ -185,8 +202,8 @@ void SSMFuse::fuseBlock(Block &block) {
   if (chain.size() < 2)
     return;
 
-  // Sums over the chain rule most regions out at once: an op that takes no other
-  // in, or two anchors.
+  // Sums over the chain rule most regions out at once: an op that takes no
+  // other in, or two anchors.
   SmallVector<unsigned> barriers{0}, anchors{0};
   std::vector<FusionFeatures> features;
   std::vector<double> alone;
@@ -256,8 +273,8 @@ void SSMFuse::fuseBlock(Block &block) {
         candidate.legal = mayGrow(candidate.region);
         candidate.terms = termsOf(candidate.region);
         candidate.feasible = scorer.feasible(candidate.terms);
-        candidate.accepted = candidate.legal && candidate.feasible &&
-                             candidate.terms.score > 0;
+        candidate.accepted =
+            candidate.legal && candidate.feasible && candidate.terms.score > 0;
         considered.push_back(candidate);
       }
       if (candidate.accepted)
@@ -282,16 +299,18 @@ void SSMFuse::fuseBlock(Block &block) {
   // A greedy region may end before it is a kernel: its tail is cut until it is,
   // and what is cut is looked at again.
   std::vector<FusionRegion> chosen;
+  std::vector<size_t> endOf(chain.size());
   for (FusionRegion region : regions)
     while (region.begin < region.end) {
       FusionRegion head = region;
       while (head.size() > 1 && !legal(head))
         --head.end;
       chosen.push_back(head);
+      endOf[head.begin] = head.end;
       region.begin = head.end;
     }
   auto isChosen = [&](FusionRegion region) {
-    return llvm::is_contained(chosen, region);
+    return endOf[region.begin] == region.end;
   };
   if (physical && how == FusionStrategy::Dp)
     for (FusionRegion region : chosen)
@@ -389,18 +408,17 @@ void SSMFuse::form(const FusionPlan &plan, const FusionTerms &terms) {
   auto attr = ScoreAttr::get(&getContext(), number(terms.entropy),
                              number(terms.intensity), number(terms.memory),
                              number(terms.score), number(threshold));
-  auto fused = FusedOp::create(builder, last->getLoc(),
-                               TypeRange(ValueRange(outputs)),
-                               inputs.getArrayRef(), attr);
+  auto fused =
+      FusedOp::create(builder, last->getLoc(), TypeRange(ValueRange(outputs)),
+                      inputs.getArrayRef(), attr);
   Block *body = builder.createBlock(&fused.getBody());
   IRMapping toArgument;
   for (Value input : inputs)
     toArgument.map(input, body->addArgument(input.getType(), input.getLoc()));
   // Users outside see the results, users inside the ops.
   for (auto [output, result] : llvm::zip_equal(outputs, fused.getResults()))
-    output.replaceUsesWithIf(result, [&](OpOperand &use) {
-      return !plan.contains(use.getOwner());
-    });
+    output.replaceUsesWithIf(
+        result, [&](OpOperand &use) { return !plan.contains(use.getOwner()); });
   for (Operation *op : plan.ops) {
     op->moveBefore(body, body->end());
     for (OpOperand &operand : op->getOpOperands())

@@ -33,9 +33,9 @@
 // DP: %[[A:.+]] = ssm.neg
 // DP: %[[R:.+]]:2 = ssm.fused ins(
 // DP-SAME: score(<{{.*}}threshold = 0.000000e+00>) -> tensor<?x?x16xbf16>, tensor<?x16x4xf32>
-// DP: ssm.silu
 // DP: ssm.add
 // DP: ssm.softplus
+// DP: ssm.silu
 // DP: ssm.selective_scan
 // DP: ssm.mul
 // DP: ssm.cast
