@@ -781,7 +781,7 @@ std::shared_ptr<Executable> compile(Context &context, const std::string &source,
 
 TEST(Fusion, RandomPrograms) {
   const char *text = std::getenv("COREY_TEST_DRAWS");
-  int64_t draws = text ? std::strtoll(text, nullptr, 10) : 45;
+  int64_t draws = text ? std::strtoll(text, nullptr, 10) : 40;
   std::printf("COREY_TEST_SEED=%llu\n",
               static_cast<unsigned long long>(firstSeed()));
   std::shared_ptr<Context> context = take(Context::create());
@@ -1006,12 +1006,17 @@ TEST(Fusion, ManyPaths) {
   }
   std::shared_ptr<Context> context = take(Context::create());
   for (bool hasAnchor : {false, true}) {
-    std::string source = "func.func @main(%x: " + type +
-                         ", %w: tensor<8x4xf32>) -> " + type + " {\n" +
-                         (hasAnchor ? "%y = ssm.causal_conv %x, %w : " + type +
-                                          ", tensor<8x4xf32> -> " + type + "\n"
-                                    : "%y = ssm.neg %x : " + type + "\n") +
-                         body + "return " + last + " : " + type + "\n}\n";
+    std::string taps = "tensor<8x4xf32>",
+                region = "ssm.fused ins(%x, %w : " + type + ", " + taps +
+                         ") -> " + type + " {\n^bb0(%a: " + type +
+                         ", %b: " + taps + "):\n" +
+                         (hasAnchor ? "%y = ssm.causal_conv %a, %b : " + type +
+                                          ", " + taps + " -> " + type + "\n"
+                                    : "%y = ssm.neg %a : " + type + "\n") +
+                         body + "ssm.yield " + last + " : " + type + "\n}\n",
+                source = "func.func @main(%x: " + type + ", %w: " + taps +
+                         ") -> " + type + " {\n%r = " + region +
+                         "return %r : " + type + "\n}\n";
     auto executable = compile(*context, source, "dp");
     ASSERT_TRUE(executable);
     EXPECT_EQ(executable->traffic().kernels, 1);

@@ -26,6 +26,11 @@ using namespace mlir;
 using namespace corey;
 using namespace corey::ssm;
 
+/// Ops of a region, at most. Between two ops that take no others in there are a
+/// few in any model; of a longer chain every part would be looked at as a
+/// whole.
+static constexpr size_t kMaxOps = 32;
+
 /// Replaces sizes of results by what they are computed from, wherever they are
 /// asked for: a size must not keep a value in memory.
 static void resolveSizes(func::FuncOp function) {
@@ -220,7 +225,8 @@ void SSMFuse::fuseBlock(Block &block) {
     return ArrayRef(chain).slice(region.begin, region.size());
   };
   auto hopeless = [&](FusionRegion region) {
-    return barriers[region.end] > barriers[region.begin] ||
+    return region.size() > kMaxOps ||
+           barriers[region.end] > barriers[region.begin] ||
            anchors[region.end] > anchors[region.begin] + 1;
   };
   auto legal = [&](FusionRegion region) {
@@ -326,7 +332,8 @@ void SSMFuse::fuseBlock(Block &block) {
     bool step = candidate.accepted && !isChosen(candidate.region);
     if (!candidate.accepted)
       ++numRejected;
-    if (!step || !legal(candidate.region))
+    if (candidate.region.size() <= kMaxOps &&
+        (!step || !legal(candidate.region)))
       report(opsOf(candidate.region), candidate);
   }
   // Ops move when regions are formed: first all plans, then all regions.
