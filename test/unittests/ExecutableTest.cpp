@@ -1244,6 +1244,24 @@ func.func @main(%u: tensor<?x?x8xf32>, %A: tensor<8x4xf32>, %B: tensor<?x?x1x4xf
                 "exported program, got 'entropy'");
 }
 
+TEST(Policies, LayersAreSkipped) {
+  std::string source = ScanSource;
+  source.replace(source.find("layer0"), 6, "layer3");
+  std::vector<Tensor> outputs;
+  for (auto [spec, isLookedAt] :
+       {std::pair<const char *, bool>{"entropy:layers=3", true},
+        {"entropy:layers=2", false}}) {
+    SCOPED_TRACE(spec);
+    CompileOptions options;
+    options.policy = spec;
+    std::shared_ptr<Executable> executable = compile(source, options);
+    for (int call = 0; call < 2; ++call)
+      ASSERT_OK(executable->run("main", scanInputs(1, 40), outputs = {}));
+    EXPECT_EQ(executable->observations().size(), isLookedAt ? 1u : 0u);
+    EXPECT_EQ(executable->chunks()[0].usedData, isLookedAt);
+  }
+}
+
 TEST(Policies, ManyThreads) {
   CompileOptions options;
   options.policy = "guarded:inner=[sampled:stride=2],fallback=16";

@@ -1579,7 +1579,7 @@ Status Executable::setPolicy(std::string_view name, std::string_view spec) {
       const scheduler::EstimatorOptions &has =
           impl->program.observations[it->second]->options;
       if (has.sampling != wanted->sampling || has.stride != wanted->stride ||
-          has.bins != wanted->bins)
+          has.bins != wanted->bins || has.layerStride != wanted->layerStride)
         return Status::invalidArgument(
             "site '" + site->info().name + "': expected a policy on the "
             "statistics that the program gathers there, got '" +

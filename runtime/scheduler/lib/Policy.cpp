@@ -187,8 +187,10 @@ protected:
 /// `entropy`, `sampled`, `token`.
 class EntropyPolicy : public RulePolicy {
 public:
-  EntropyPolicy(const RuleOptions &options, Sampling sampling, int64_t stride)
+  EntropyPolicy(const RuleOptions &options, Sampling sampling, int64_t stride,
+                int64_t layerStride)
       : RulePolicy(options) {
+    estimator.layerStride = layerStride;
     estimator.bins = options.bins;
     estimator.sampling = sampling;
     estimator.stride = stride;
@@ -836,13 +838,16 @@ Expected<std::shared_ptr<Policy>> build(SpecOptions &spec,
     if (name != "entropy")
       if (Status s = spec.takeInteger("stride", 1, kLargest, stride, true); !s)
         return s;
+    int64_t layerStride = 1;
+    if (Status s = spec.takeInteger("layers", 1, kLargest, layerStride); !s)
+      return s;
     if (Status s = takeRule(spec, options, false); !s)
       return s;
     Sampling sampling = name == "entropy"  ? Sampling::Full
                         : name == "token" ? Sampling::Token
                                           : Sampling::Strided;
     return std::shared_ptr<Policy>(
-        std::make_shared<EntropyPolicy>(options, sampling, stride));
+        std::make_shared<EntropyPolicy>(options, sampling, stride, layerStride));
   }
   if (name == "cheap" || name == "variance" || name == "kurtosis") {
     RuleOptions options;

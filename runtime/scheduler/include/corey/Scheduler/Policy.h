@@ -131,6 +131,8 @@ struct PolicyContext {
 ///   entropy               a rule of the entropy of the activation, all of it
 ///   sampled               of every 8th token; stride=
 ///   token                 of the mean entropy of a token; stride=8
+///                         (of these three, layers=4 looks at every 4th layer
+///                         only; the others are not split)
 ///   midpoint              a rule at half of ln K
 ///   random                a power of two of the rule's range; seed=0
 ///   cheap, variance, kurtosis   a rule of a proxy of the entropy
