@@ -391,13 +391,19 @@ tuneLengths(Context &context, ScanRunner &runner, sched::Problem problem,
     for (size_t i = 0; i < lengths.size(); ++i) {
       problem.batch = batches[b];
       problem.length = lengths[i];
+      // One run of a long sequence may take a whole budget, and a choice by one
+      // run is none.
+      sched::TunerOptions own = options;
+      own.budgetMs *= std::max(1.0, static_cast<double>(problem.batch) *
+                                        static_cast<double>(problem.length) /
+                                        2048);
       Expected<sched::TableEntry> entry = sched::tune(
           context.schedulerDevice(), problem, variants,
           sched::defaultCandidates(problem, variants, 8),
           [&](const sched::Candidate &candidate) {
             return runner.measure(problem, candidate.chunk);
           },
-          options);
+          own);
       if (!entry)
         return entry.takeStatus();
       entry->batch = rangeOf(batches, b);
@@ -438,7 +444,8 @@ int corey::runTune(int argc, char **argv) {
                        cl::desc("Threads; 0 (default) takes every processor"),
                        cl::init(0), cl::cat(category));
   cl::opt<double> budget("budget-ms",
-                         cl::desc("Time to spend on each problem"),
+                         cl::desc("Time to spend on each problem of up to 2048 "
+                                  "tokens, and more in proportion"),
                          cl::init(1000), cl::cat(category));
   cl::opt<std::string> save(
       "save",

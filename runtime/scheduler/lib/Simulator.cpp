@@ -252,7 +252,7 @@ Status measureShape(const Problem &problem, std::vector<Timed> &candidates,
   Clock::time_point start = Clock::now();
   // Round -1 warms up.
   for (int round = -1; round < options.rounds; ++round) {
-    if (round >= 4 && millisecondsSince(start) > options.budgetMsPerShape)
+    if (round >= options.minRounds && millisecondsSince(start) > options.budgetMsPerShape)
       break;
     shuffle(order, g);
     for (size_t i : order) {

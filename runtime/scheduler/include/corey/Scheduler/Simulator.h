@@ -50,8 +50,9 @@ using MeasureProblem =
 
 struct SimulatorOptions {
   /// Timed rounds per shape, at least 4, and the milliseconds after which no
-  /// further round begins once there are 4.
+  /// further round begins once there are `minRounds`: medians of fewer say little.
   int rounds = 21;
+  int minRounds = 8;
   double budgetMsPerShape = 400;
   /// Least chunk of the oracle's candidates.
   int64_t leastChunk = 8;
