@@ -39,7 +39,8 @@ static double bytesOf(Value value, int64_t dynamicDim) {
     return 0;
   double count = 1;
   for (int64_t size : type.getShape())
-    count *= static_cast<double>(ShapedType::isDynamic(size) ? dynamicDim : size);
+    count *=
+        static_cast<double>(ShapedType::isDynamic(size) ? dynamicDim : size);
   return count * ((type.getElementTypeBitWidth() + 7) / 8);
 }
 

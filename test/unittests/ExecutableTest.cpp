@@ -18,6 +18,7 @@
 #include <cstring>
 #include <dlfcn.h>
 #include <limits>
+#include <map>
 #include <thread>
 #include <unistd.h>
 
@@ -1237,11 +1238,11 @@ func.func @main(%u: tensor<?x?x8xf32>, %A: tensor<8x4xf32>, %B: tensor<?x?x1x4xf
                 "'static:<tokens>' for an exported program, got 'token'");
   CompileOptions options;
   options.policy = "entropy";
-  EXPECT_STATUS(newContext()->exportProgram(ScanSource, "o", "unused.o", "",
-                                            options),
-                Unsupported,
-                "expected policy 'unsplit' or 'static:<tokens>' for an "
-                "exported program, got 'entropy'");
+  EXPECT_STATUS(
+      newContext()->exportProgram(ScanSource, "o", "unused.o", "", options),
+      Unsupported,
+      "expected policy 'unsplit' or 'static:<tokens>' for an "
+      "exported program, got 'entropy'");
 }
 
 TEST(Policies, LayersAreSkipped) {
@@ -1288,6 +1289,33 @@ TEST(Policies, ManyThreads) {
     thread.join();
   EXPECT_EQ(wrong, 0);
   EXPECT_EQ(executable->observations()[0].calls, 201u);
+}
+
+TEST(Traffic, TheBestPartitionIsPredictedToBe) {
+  std::map<std::string, TrafficInfo> traffic;
+  for (const char *fusion : {"none", "static", "arithmetic", "entropy", "dp"}) {
+    CompileOptions options;
+    options.fusion = fusion;
+    traffic[fusion] = compile(BlockSource, options)->traffic();
+  }
+  for (auto &[fusion, info] : traffic) {
+    SCOPED_TRACE(fusion);
+    EXPECT_LE(traffic["dp"].predictedMs, info.predictedMs);
+    EXPECT_LE(info.bytes(), traffic["none"].bytes());
+    EXPECT_GT(info.predictedMs, 0);
+  }
+  EXPECT_EQ(traffic["none"].bytesKept, 0);
+  EXPECT_EQ(traffic["none"].kernels, 5);
+  // Softplus goes into the scan.
+  EXPECT_EQ(traffic["dp"].kernels, 4);
+  // What is kept is what separate kernels would move: softplus of bf16, written
+  // and read. Dynamic sizes count as 1024.
+  EXPECT_EQ(traffic["dp"].bytesKept, 2.0 * 1024 * 1024 * 16 * 2);
+  CompileOptions options;
+  options.fusion = "best";
+  EXPECT_FAILS(newContext()->compile(BlockSource, options), InvalidArgument,
+               "expected fusion to be dp, entropy, arithmetic, static or none, "
+               "got 'best'");
 }
 
 TEST(Explanations, Content) {
@@ -1469,8 +1497,8 @@ TEST(Memory, DecisionsAndStatisticsAllocateNothing) {
     contextOptions.threads = 1;
     CompileOptions options;
     options.policy = policy;
-    std::shared_ptr<Executable> executable =
-        take(take(Context::create(contextOptions))->compile(ScanSource, options));
+    std::shared_ptr<Executable> executable = take(
+        take(Context::create(contextOptions))->compile(ScanSource, options));
     std::vector<Tensor> inputs = scanInputs(2, 65), outputs;
     ASSERT_OK(executable->run("main", inputs, outputs));
     expectNoAllocation(*executable, inputs, outputs);

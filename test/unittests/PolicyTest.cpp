@@ -248,8 +248,8 @@ TEST(PolicySpecTest, ErrorsSayWhatWasExpected) {
        "policy 'static': expected option 'chunk' once, got it again"},
       {"unsplit:4", "policy 'unsplit': expected no options, got '4'"},
       {"unsplit:x=4", "policy 'unsplit': expected no options, got 'x'"},
-      {"entropy:2",
-       "policy 'entropy': expected an option of layers, " + ruleOptions + ", got '2'"},
+      {"entropy:2", "policy 'entropy': expected an option of layers, " +
+                        ruleOptions + ", got '2'"},
       {"entropy:stride=2", "policy 'entropy': expected an option of layers, " +
                                ruleOptions + ", got 'stride'"},
       {"sampled:stride=0", "policy 'sampled': expected stride to be an integer "

@@ -392,6 +392,7 @@ TEST(SimulatorTest, Errors) {
 TEST(SimulatorTest, BudgetEndsTheRounds) {
   SimulatorOptions options;
   options.rounds = 1000000;
+  options.minRounds = 4;
   options.budgetMsPerShape = 0;
   int runs = 0;
   auto report = simulate(

@@ -74,9 +74,9 @@ corey::measureFusion(Context &context, const Workload &workload,
     for (size_t i : order) {
       Variant &v = variants[i];
       auto begin = std::chrono::steady_clock::now();
-      if (Status status = v.executable->run(
-              "main", workload.inputs.data(), workload.inputs.size(),
-              v.outputs.data(), v.outputs.size());
+      if (Status status = v.executable->run("main", workload.inputs.data(),
+                                            workload.inputs.size(),
+                                            v.outputs.data(), v.outputs.size());
           !status)
         return status;
       v.samples.push_back(elapsed(begin));
@@ -104,8 +104,7 @@ int corey::runFusion(int argc, char **argv) {
   cl::opt<int> threads("threads",
                        cl::desc("Threads; 0 (default) takes every processor"),
                        cl::init(0), cl::cat(category));
-  cl::opt<double> budget("budget-ms",
-                         cl::desc("Time to spend on each block"),
+  cl::opt<double> budget("budget-ms", cl::desc("Time to spend on each block"),
                          cl::init(5000), cl::cat(category));
   cl::opt<std::string> json(
       "json",
@@ -124,9 +123,9 @@ int corey::runFusion(int argc, char **argv) {
     typeList = {"f32", "bf16"};
   for (int64_t length : lengthList)
     if (length < 1)
-      return reportError(kTool, Status::invalidArgument(
-                                    "--length: expected at least 1, got " +
-                                    std::to_string(length)));
+      return reportError(
+          kTool, Status::invalidArgument("--length: expected at least 1, got " +
+                                         std::to_string(length)));
   ContextOptions contextOptions;
   contextOptions.device = target;
   contextOptions.threads = threads;
@@ -145,11 +144,10 @@ int corey::runFusion(int argc, char **argv) {
         Expected<DType> dtype = dtypeFromName(typeText);
         if (!dtype || (*dtype != DType::F32 && *dtype != DType::F16 &&
                        *dtype != DType::BF16))
-          return reportError(
-              kTool,
-              Status::invalidArgument(
-                  "--dtype: expected f32, f16 or bf16, got '" + typeText +
-                  "'"));
+          return reportError(kTool,
+                             Status::invalidArgument(
+                                 "--dtype: expected f32, f16 or bf16, got '" +
+                                 typeText + "'"));
         Workload workload = makeBlock(mamba2, length, *dtype);
         Expected<std::vector<FusionResult>> measured =
             measureFusion(**context, workload, budget);
@@ -173,22 +171,22 @@ int corey::runFusion(int argc, char **argv) {
                                 base.medianMs / r.medianMs, r.relativeL2);
             llvm::outs().flush();
           }
-          results.push_back(llvm::json::Object{
-              {"block", block},
-              {"dtype", typeText},
-              {"length", length},
-              {"threads", (*context)->getThreads()},
-              {"strategy", r.strategy},
-              {"kernels", r.kernels},
-              {"bytes_moved", r.bytesMoved},
-              {"bytes_kept", r.bytesKept},
-              {"predicted_ms", r.predictedMs},
-              {"median_ms", r.medianMs},
-              {"min_ms", r.minMs},
-              {"max_ms", r.maxMs},
-              {"runs", r.runs},
-              {"speedup", base.medianMs / r.medianMs},
-              {"rel_l2_difference", r.relativeL2}});
+          results.push_back(
+              llvm::json::Object{{"block", block},
+                                 {"dtype", typeText},
+                                 {"length", length},
+                                 {"threads", (*context)->getThreads()},
+                                 {"strategy", r.strategy},
+                                 {"kernels", r.kernels},
+                                 {"bytes_moved", r.bytesMoved},
+                                 {"bytes_kept", r.bytesKept},
+                                 {"predicted_ms", r.predictedMs},
+                                 {"median_ms", r.medianMs},
+                                 {"min_ms", r.minMs},
+                                 {"max_ms", r.maxMs},
+                                 {"runs", r.runs},
+                                 {"speedup", base.medianMs / r.medianMs},
+                                 {"rel_l2_difference", r.relativeL2}});
         }
       }
   if (json.empty())

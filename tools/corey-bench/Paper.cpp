@@ -1351,10 +1351,11 @@ static Expected<json::Object> rotateFile(const std::string &path,
 /// chains of n operators.
 static Expected<Table> measuredTable(llvm::StringRef id, Context &context) {
   Table table{id.str(),
-              id == "11m" ? "Fusion strategies on blocks of two models, measured "
-                            "(f32, 2048 tokens)"
-                          : "Fusion strategies on chains of pointwise operators, "
-                            "measured (f32, 2048 x 512)",
+              id == "11m"
+                  ? "Fusion strategies on blocks of two models, measured "
+                    "(f32, 2048 tokens)"
+                  : "Fusion strategies on chains of pointwise operators, "
+                    "measured (f32, 2048 x 512)",
               {}};
   auto add = [&](const std::string &name, const Workload &workload) -> Status {
     Expected<std::vector<FusionResult>> results =
@@ -1454,9 +1455,8 @@ int corey::runPaper(int argc, char **argv) {
     llvm::StringRef canonical =
         name == "22" || name == "14/22" ? "14" : llvm::StringRef(name);
     if (canonical != "hadamard" && canonical != "11m" && canonical != "33m" &&
-        llvm::none_of(makers, [&](const auto &each) {
-          return each.first == canonical;
-        }))
+        llvm::none_of(
+            makers, [&](const auto &each) { return each.first == canonical; }))
       return fail("--table: expected 1, 3, 11, 14, 20, 21, 22, 29, 33, "
                   "figure1, theory, 11m, 33m or hadamard, got '" +
                   name + "'");

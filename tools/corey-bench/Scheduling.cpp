@@ -90,10 +90,10 @@ Expected<int64_t> guardedChunk(const llvm::json::Object &object,
        delta = object.getInteger("delta");
   if (!selected || !fallback || !delta)
     return fieldError(where, "selected", "selected, fallback and delta");
-  auto policy = sched::parsePolicy(
-      "guarded:inner=[static:" + std::to_string(*selected) +
-      "],fallback=" + std::to_string(*fallback) +
-      ",delta=" + std::to_string(*delta));
+  auto policy =
+      sched::parsePolicy("guarded:inner=[static:" + std::to_string(*selected) +
+                         "],fallback=" + std::to_string(*fallback) +
+                         ",delta=" + std::to_string(*delta));
   if (!policy)
     return policy.takeStatus();
   sched::Device device;
@@ -116,25 +116,25 @@ int corey::runRules(int argc, char **argv) {
                "COREY: chunk rules against the choices papers print\n");
   auto buffer = llvm::MemoryBuffer::getFile(path);
   if (!buffer)
-    return reportError(kTool,
-                       Status::ioError(path + ": " + buffer.getError().message()));
+    return reportError(
+        kTool, Status::ioError(path + ": " + buffer.getError().message()));
   llvm::Expected<llvm::json::Value> parsed =
       llvm::json::parse((*buffer)->getBuffer());
   if (!parsed)
-    return reportError(kTool, Status::invalidArgument(
-                                  path + ": expected JSON, got " +
-                                  llvm::toString(parsed.takeError())));
+    return reportError(
+        kTool, Status::invalidArgument(path + ": expected JSON, got " +
+                                       llvm::toString(parsed.takeError())));
   const llvm::json::Object *root = parsed->getAsObject();
   if (!root || !root->getArray("cases"))
     return reportError(kTool, Status::invalidArgument(
                                   path + ": expected an object with an array "
                                          "\"cases\", got none"));
   std::vector<RuleCase> cases;
-  auto collect = [&](const char *list, const char *field, auto choose) -> Status {
+  auto collect = [&](const char *list, const char *field,
+                     auto choose) -> Status {
     const llvm::json::Array *array = root->getArray(list);
     for (size_t i = 0; array && i < array->size(); ++i) {
-      std::string where =
-          path + ": " + list + "[" + std::to_string(i) + "]";
+      std::string where = path + ": " + list + "[" + std::to_string(i) + "]";
       const llvm::json::Object *object = (*array)[i].getAsObject();
       if (!object)
         return Status::invalidArgument(where + ": expected an object");
@@ -144,8 +144,9 @@ int corey::runRules(int argc, char **argv) {
                       object->getString("row").value_or("").str() + " (" +
                       object->getString("rule").value_or("").str() + ")";
       else
-        result.name = "guard " + std::to_string(object->getInteger("selected")
-                                                    .value_or(0));
+        result.name =
+            "guard " +
+            std::to_string(object->getInteger("selected").value_or(0));
       auto expected = object->getInteger(field);
       if (!expected)
         return fieldError(where, field, "an integer");
@@ -281,9 +282,10 @@ struct ScanOptions {
         shapes("shape",
                cl::desc("scan: D,N; ssd: H,P,N,G. May be given several times"),
                cl::value_desc("n,n,..."), cl::cat(category)),
-        dtypes("dtype",
-               cl::desc("f32 (default), f16 or bf16. May be given several times"),
-               cl::cat(category)) {}
+        dtypes(
+            "dtype",
+            cl::desc("f32 (default), f16 or bf16. May be given several times"),
+            cl::cat(category)) {}
 
   Expected<std::vector<sched::Problem>> problems() {
     bool isScan = op == "scan";
@@ -394,9 +396,9 @@ tuneLengths(Context &context, ScanRunner &runner, sched::Problem problem,
       // One run of a long sequence may take a whole budget, and a choice by one
       // run is none.
       sched::TunerOptions own = options;
-      own.budgetMs *= std::max(1.0, static_cast<double>(problem.batch) *
-                                        static_cast<double>(problem.length) /
-                                        2048);
+      own.budgetMs *=
+          std::max(1.0, static_cast<double>(problem.batch) *
+                            static_cast<double>(problem.length) / 2048);
       Expected<sched::TableEntry> entry = sched::tune(
           context.schedulerDevice(), problem, variants,
           sched::defaultCandidates(problem, variants, 8),
@@ -437,9 +439,9 @@ int corey::runTune(int argc, char **argv) {
   ScanOptions scans(category);
   cl::list<int64_t> batches("batch", cl::desc("Batches; default 1"),
                             cl::CommaSeparated, cl::cat(category));
-  cl::list<int64_t> lengths(
-      "length", cl::desc("Lengths; default 32,128,512,2048,8192"),
-      cl::CommaSeparated, cl::cat(category));
+  cl::list<int64_t> lengths("length",
+                            cl::desc("Lengths; default 32,128,512,2048,8192"),
+                            cl::CommaSeparated, cl::cat(category));
   cl::opt<int> threads("threads",
                        cl::desc("Threads; 0 (default) takes every processor"),
                        cl::init(0), cl::cat(category));
@@ -492,9 +494,8 @@ int corey::runTune(int argc, char **argv) {
     auto runner = ScanRunner::create(**context, problem);
     if (!runner)
       return reportError(kTool, runner.status());
-    Expected<sched::ChunkTable> part =
-        tuneLengths(**context, **runner, problem, batchList, lengthList,
-                    options, true);
+    Expected<sched::ChunkTable> part = tuneLengths(
+        **context, **runner, problem, batchList, lengthList, options, true);
     if (!part)
       return reportError(kTool, part.status());
     table.merge(*part);
@@ -539,10 +540,10 @@ int corey::runFit(int argc, char **argv) {
              (*context)->variants(entry.problem))
           if (variant.name == name)
             return variant;
-        return Status::invalidArgument("expected a variant of this build for " +
-                                       std::string(sched::opKindName(
-                                           entry.problem.op)) +
-                                       ", got '" + std::string(name) + "'");
+        return Status::invalidArgument(
+            "expected a variant of this build for " +
+            std::string(sched::opKindName(entry.problem.op)) + ", got '" +
+            std::string(name) + "'");
       });
   if (!model)
     return reportError(kTool, model.status());
@@ -553,15 +554,14 @@ int corey::runFit(int argc, char **argv) {
                  << llvm::left_justify(sched::opKindName(entry.op), 15) << " "
                  << llvm::left_justify(sched::elementTypeName(entry.type), 6)
                  << " " << llvm::left_justify(entry.variant, 8)
-                 << llvm::format(" %8lld %8lld %10.2f%% %9.2f%% %9.2f%% "
-                                 "%10.2f%%\n",
-                                 static_cast<long long>(entry.error.problems),
-                                 static_cast<long long>(
-                                     entry.error.measurements),
-                                 entry.error.median * 100,
-                                 entry.error.worst * 100,
-                                 entry.error.meanLoss * 100,
-                                 entry.error.worstLoss * 100);
+                 << llvm::format(
+                        " %8lld %8lld %10.2f%% %9.2f%% %9.2f%% "
+                        "%10.2f%%\n",
+                        static_cast<long long>(entry.error.problems),
+                        static_cast<long long>(entry.error.measurements),
+                        entry.error.median * 100, entry.error.worst * 100,
+                        entry.error.meanLoss * 100,
+                        entry.error.worstLoss * 100);
   if (output.empty())
     return 0;
   std::error_code code;
@@ -595,11 +595,13 @@ int corey::runSchedule(int argc, char **argv) {
                          cl::init(400), cl::cat(category));
   cl::opt<std::string> tablePath(
       "table",
-      cl::desc("Chunk table of the measured policy; default: one measured first"),
+      cl::desc(
+          "Chunk table of the measured policy; default: one measured first"),
       cl::value_desc("file"), cl::cat(category));
   cl::opt<std::string> modelPath(
-      "model", cl::desc("Cost model; default: the shipped one of this device, "
-                        "or one fitted first"),
+      "model",
+      cl::desc("Cost model; default: the shipped one of this device, "
+               "or one fitted first"),
       cl::value_desc("file"), cl::cat(category));
   cl::opt<std::string> json(
       "json",
@@ -614,12 +616,12 @@ int corey::runSchedule(int argc, char **argv) {
     return reportError(kTool, problems.status());
   if (perRegime < 1 || longLength < 0 || !(budget > 0))
     return reportError(
-        kTool, Status::invalidArgument(
-                   "expected --per-regime of at least 1, --long-length of at "
-                   "least 0 and --budget-ms above 0, got " +
-                   std::to_string(perRegime) + ", " +
-                   std::to_string(longLength) + " and " +
-                   std::to_string(budget)));
+        kTool,
+        Status::invalidArgument(
+            "expected --per-regime of at least 1, --long-length of at "
+            "least 0 and --budget-ms above 0, got " +
+            std::to_string(perRegime) + ", " + std::to_string(longLength) +
+            " and " + std::to_string(budget)));
   auto context = makeContext(scans.target, threads);
   if (!context)
     return reportError(kTool, context.status());
@@ -675,8 +677,8 @@ int corey::runSchedule(int argc, char **argv) {
       } else {
         Expected<sched::CostModel> fitted = sched::CostModel::fit(
             *knowledge.table,
-            [&](const sched::TableEntry &entry, std::string_view)
-                -> Expected<sched::Variant> {
+            [&](const sched::TableEntry &entry,
+                std::string_view) -> Expected<sched::Variant> {
               return (*context)->variants(entry.problem)[0];
             });
         if (!fitted)
@@ -738,8 +740,8 @@ int corey::runSchedule(int argc, char **argv) {
                    << " calls of " << report->shapes << " lengths, oracle "
                    << llvm::format("%.4f ms, rel l2 error %.3g\n",
                                    report->oracleMeanMs, error)
-                   << "table: " << tableSource << "; cost model: "
-                   << modelSource << "\n"
+                   << "table: " << tableSource
+                   << "; cost model: " << modelSource << "\n"
                    << "policy                                mean ms  gap to "
                       "oracle  decision ns  statistics ms  switches\n";
       for (const sched::PolicyReport &p : report->policies)
@@ -767,22 +769,22 @@ int corey::runSchedule(int argc, char **argv) {
                                         {"used_data", p.usedData},
                                         {"regimes", std::move(regimes)}});
     }
-    results.push_back(llvm::json::Object{
-        {"op", op},
-        {"dtype", sched::elementTypeName(problem.type)},
-        {"channels", problem.channels},
-        {"head_dim", problem.headDim},
-        {"states", problem.states},
-        {"groups", problem.groups},
-        {"device", device.name},
-        {"threads", device.units},
-        {"calls", report->calls},
-        {"lengths", report->shapes},
-        {"oracle_mean_ms", report->oracleMeanMs},
-        {"rel_l2_error", error},
-        {"table", tableSource},
-        {"cost_model", modelSource},
-        {"policies", std::move(list)}});
+    results.push_back(
+        llvm::json::Object{{"op", op},
+                           {"dtype", sched::elementTypeName(problem.type)},
+                           {"channels", problem.channels},
+                           {"head_dim", problem.headDim},
+                           {"states", problem.states},
+                           {"groups", problem.groups},
+                           {"device", device.name},
+                           {"threads", device.units},
+                           {"calls", report->calls},
+                           {"lengths", report->shapes},
+                           {"oracle_mean_ms", report->oracleMeanMs},
+                           {"rel_l2_error", error},
+                           {"table", tableSource},
+                           {"cost_model", modelSource},
+                           {"policies", std::move(list)}});
   }
   if (json.empty())
     return 0;

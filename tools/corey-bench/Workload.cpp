@@ -197,8 +197,9 @@ Workload corey::makeBlock(bool mamba2, int64_t length, DType dtype) {
                     int64_t b) {
     return "tensor.expand_shape %" + from +
            " [[0], [1], [2, 3]] output_shape [1, " + std::to_string(length) +
-           ", " + std::to_string(a) + ", " + std::to_string(b) + "] : " +
-           act(width) + " into " + type({1, length, a, b}, element) + "\n";
+           ", " + std::to_string(a) + ", " + std::to_string(b) +
+           "] : " + act(width) + " into " + type({1, length, a, b}, element) +
+           "\n";
   };
   auto unary = [&](const char *op, const std::string &x, const std::string &t) {
     return std::string("ssm.") + op + " %" + x + " : " + t + "\n";
@@ -253,8 +254,8 @@ Workload corey::makeBlock(bool mamba2, int64_t length, DType dtype) {
             "%A = " + unary("neg", "A_exp", rates) +
             "%y = ssm.selective_scan %u, %dt, %A, %B, %C : " + act(inner) +
             ", " + act(inner) + ", " + rates + ", " + bc + ", " + bc + " -> " +
-            act(inner) + "\n%skip = " +
-            binary("mul", "u", "D", act(inner), vec) +
+            act(inner) +
+            "\n%skip = " + binary("mul", "u", "D", act(inner), vec) +
             "%sum = " + binary("add", "y", "skip", act(inner), act(inner)) +
             "%gate = " + unary("silu", "z", act(inner)) +
             "%gated = " + binary("mul", "sum", "gate", act(inner), act(inner));
@@ -272,34 +273,34 @@ Workload corey::makeBlock(bool mamba2, int64_t length, DType dtype) {
     std::string rates = type({heads}, "f32");
     std::string x4 = type({1, length, heads, headDim}, element);
     std::string bc = type({1, length, 1, states}, element);
-    body += "%both = " + project("h", "in_proj", hidden, all) +
-            "%z = " + slice("both", all, 0, inner) +
-            "%xbc = " + slice("both", all, inner, conv) +
-            "%dtr = " + slice("both", all, inner + conv, heads) +
-            "%conv = ssm.causal_conv %xbc, %taps bias(%conv_bias : " +
-            type({conv}, "f32") + ") : " + act(conv) + ", " +
-            type({conv, 4}, "f32") + " -> " + act(conv) +
-            "\n%act = " + unary("silu", "conv", act(conv)) +
-            "%x3 = " + slice("act", conv, 0, inner) +
-            "%B3 = " + slice("act", conv, inner, states) +
-            "%C3 = " + slice("act", conv, inner + states, states) +
-            "%x4 = " + expand("x3", inner, heads, headDim) +
-            "%B = " + expand("B3", states, 1, states) +
-            "%C = " + expand("C3", states, 1, states) +
-            "%shifted = " + binary("add", "dtr", "dt_bias", act(heads), rates) +
-            "%dt = " + unary("softplus", "shifted", act(heads)) +
-            "%A_exp = " + unary("exp", "A_log", rates) +
-            "%A = " + unary("neg", "A_exp", rates) +
-            "%y4 = ssm.ssd %x4 dt(%dt : " + act(heads) + ") A(%A : " + rates +
-            ") B(%B) C(%C) : " + x4 + ", " + bc + ", " + bc + " -> " + x4 +
-            "\n%skip = " + binary("mul", "x4", "D", x4, type({headDim}, "f32")) +
-            "%sum = " + binary("add", "y4", "skip", x4, x4) +
-            "%ssd = tensor.collapse_shape %sum [[0], [1], [2, 3]] : " + x4 +
-            " into " + act(inner) + "\n%gate = " +
-            unary("silu", "z", act(inner)) +
-            "%scaled = " + binary("mul", "ssd", "gate", act(inner), act(inner)) +
-            "%gated = ssm.rms_norm %scaled, %gate_norm : " + act(inner) + ", " +
-            vec + " -> " + act(inner) + "\n";
+    body +=
+        "%both = " + project("h", "in_proj", hidden, all) +
+        "%z = " + slice("both", all, 0, inner) +
+        "%xbc = " + slice("both", all, inner, conv) +
+        "%dtr = " + slice("both", all, inner + conv, heads) +
+        "%conv = ssm.causal_conv %xbc, %taps bias(%conv_bias : " +
+        type({conv}, "f32") + ") : " + act(conv) + ", " +
+        type({conv, 4}, "f32") + " -> " + act(conv) +
+        "\n%act = " + unary("silu", "conv", act(conv)) +
+        "%x3 = " + slice("act", conv, 0, inner) +
+        "%B3 = " + slice("act", conv, inner, states) +
+        "%C3 = " + slice("act", conv, inner + states, states) +
+        "%x4 = " + expand("x3", inner, heads, headDim) +
+        "%B = " + expand("B3", states, 1, states) +
+        "%C = " + expand("C3", states, 1, states) +
+        "%shifted = " + binary("add", "dtr", "dt_bias", act(heads), rates) +
+        "%dt = " + unary("softplus", "shifted", act(heads)) +
+        "%A_exp = " + unary("exp", "A_log", rates) +
+        "%A = " + unary("neg", "A_exp", rates) +
+        "%y4 = ssm.ssd %x4 dt(%dt : " + act(heads) + ") A(%A : " + rates +
+        ") B(%B) C(%C) : " + x4 + ", " + bc + ", " + bc + " -> " + x4 +
+        "\n%skip = " + binary("mul", "x4", "D", x4, type({headDim}, "f32")) +
+        "%sum = " + binary("add", "y4", "skip", x4, x4) +
+        "%ssd = tensor.collapse_shape %sum [[0], [1], [2, 3]] : " + x4 +
+        " into " + act(inner) + "\n%gate = " + unary("silu", "z", act(inner)) +
+        "%scaled = " + binary("mul", "ssd", "gate", act(inner), act(inner)) +
+        "%gated = ssm.rms_norm %scaled, %gate_norm : " + act(inner) + ", " +
+        vec + " -> " + act(inner) + "\n";
   }
   body += "%out = " + project("gated", "out_proj", inner, hidden) +
           "%result = " + binary("add", "out", "x", act(hidden), act(hidden));

@@ -33,17 +33,17 @@ struct WorkloadOptions {
   bool reference = true;
 };
 
-/// Mamba-1 scan with D, z, delta_bias and softplus: shape B,L,D,N. Its chunk site
-/// is "scan".
+/// Mamba-1 scan with D, z, delta_bias and softplus: shape B,L,D,N. Its chunk
+/// site is "scan".
 Workload makeScan(const WorkloadOptions &options);
 /// Mamba-2 with D, dt_bias and softplus: shape B,L,H,P,N,G. Its chunk site is
 /// "scan".
 Workload makeSSD(const WorkloadOptions &options);
 
-/// A whole block of a model with every operation on its own, for one sequence of
-/// `length` tokens of 256 channels: norm, projections, convolution, activations,
-/// scan, skip, gate, residual. `mamba2`: the SSD form. Weights are random and come
-/// as inputs; there is no reference.
+/// A whole block of a model with every operation on its own, for one sequence
+/// of `length` tokens of 256 channels: norm, projections, convolution,
+/// activations, scan, skip, gate, residual. `mamba2`: the SSD form. Weights are
+/// random and come as inputs; there is no reference.
 Workload makeBlock(bool mamba2, int64_t length, DType dtype);
 
 /// A chain of `ops` pointwise operations on [1, length, 512] f32.
@@ -61,17 +61,16 @@ struct FusionResult {
   /// Of the first output, to that without fusion.
   double relativeL2 = 0;
 };
-/// Compiles a program with every strategy (none, static, arithmetic, entropy, dp)
-/// and runs them in turn, in a new order every round, for `budgetMs` and at least
-/// five rounds.
-Expected<std::vector<FusionResult>> measureFusion(Context &context,
-                                                  const Workload &workload,
-                                                  double budgetMs);
+/// Compiles a program with every strategy (none, static, arithmetic, entropy,
+/// dp) and runs them in turn, in a new order every round, for `budgetMs` and at
+/// least five rounds.
+Expected<std::vector<FusionResult>>
+measureFusion(Context &context, const Workload &workload, double budgetMs);
 
 /// What a JSON result says of where it comes from.
 llvm::json::Object describeRun(const std::string &target);
-/// Writes a document to a file, or to standard output for "-". Reports what goes
-/// wrong and returns the exit status.
+/// Writes a document to a file, or to standard output for "-". Reports what
+/// goes wrong and returns the exit status.
 int writeJSON(const std::string &path, llvm::json::Value document);
 
 /// The subcommands with options of their own; `argv` begins with the name.

@@ -12,11 +12,12 @@
 
 namespace corey {
 
-/// A set of ops of one block that an emitter can make one kernel of. There is at
-/// most one op that is not pointwise, the anchor: its loops are the kernel's.
-/// Pointwise ops before it are computed where it reads its streamed operands, those
-/// behind it before it writes its first result; what lies between is never in
-/// memory. Without an anchor the kernel is a loop over elements.
+/// A set of ops of one block that an emitter can make one kernel of. There is
+/// at most one op that is not pointwise, the anchor: its loops are the
+/// kernel's. Pointwise ops before it are computed where it reads its streamed
+/// operands, those behind it before it writes its first result; what lies
+/// between is never in memory. Without an anchor the kernel is a loop over
+/// elements.
 struct FusionPlan {
   /// In the order of the block.
   llvm::SmallVector<mlir::Operation *> ops;
@@ -26,22 +27,23 @@ struct FusionPlan {
   /// Pointwise ops that depend on the anchor's first result, in order.
   llvm::SmallVector<mlir::Operation *> epilogue;
   /// What the kernel writes: the last value of the epilogue, else the anchor's
-  /// first result or that of the last pointwise op. Further results of the anchor
-  /// (states) are written as well.
+  /// first result or that of the last pointwise op. Further results of the
+  /// anchor (states) are written as well.
   mlir::Value result;
 
   bool contains(mlir::Operation *op) const { return op && set.contains(op); }
 };
 
-/// Whether `ops` break no rule that more ops could mend: the same checks, but for
-/// values that leave and ops that do not depend on one another yet.
+/// Whether `ops` break no rule that more ops could mend: the same checks, but
+/// for values that leave and ops that do not depend on one another yet.
 bool mayGrowIntoPlan(llvm::ArrayRef<mlir::Operation *> ops,
                      std::string *reason = nullptr);
 
-/// The plan for `ops`, given in the order of their block. Fails with a reason, for
-/// people, if no emitter can make one kernel of them: more than one anchor, a value
-/// between them that is used elsewhere, a path that leaves the set and comes back,
-/// shapes that differ, an operand that the anchor reads more than once.
+/// The plan for `ops`, given in the order of their block. Fails with a reason,
+/// for people, if no emitter can make one kernel of them: more than one anchor,
+/// a value between them that is used elsewhere, a path that leaves the set and
+/// comes back, shapes that differ, an operand that the anchor reads more than
+/// once.
 mlir::FailureOr<FusionPlan> planFusion(llvm::ArrayRef<mlir::Operation *> ops,
                                        std::string *reason = nullptr);
 

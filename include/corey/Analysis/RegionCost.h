@@ -31,8 +31,8 @@ const MachineRates *findMachine(llvm::StringRef name);
 struct RegionCost {
   double fma = 0, transcendental = 0, matrix = 0;
   double bytesRead = 0, bytesWritten = 0;
-  /// Bytes of values between the ops: what separate kernels would write, and read
-  /// once per use.
+  /// Bytes of values between the ops: what separate kernels would write, and
+  /// read once per use.
   double bytesKept = 0;
   /// Estimates per thread and per block.
   double registers = 0, shared = 0;
@@ -48,12 +48,13 @@ struct RegionCost {
 /// What `ops` (of one block) cost as one kernel: tensors from outside are read
 /// once, values that are used outside are written. Dynamic sizes count as
 /// `dynamicDim`.
-RegionCost regionCost(llvm::ArrayRef<mlir::Operation *> ops, int64_t dynamicDim);
+RegionCost regionCost(llvm::ArrayRef<mlir::Operation *> ops,
+                      int64_t dynamicDim);
 
-/// 32-bit registers of a thread and shared bytes of a block that a kernel of `op`
-/// needs for its own values, from the kernels it is going to have: two registers
-/// per value that is live in a pointwise op; the state, its rates and a ring of
-/// tokens for scans.
+/// 32-bit registers of a thread and shared bytes of a block that a kernel of
+/// `op` needs for its own values, from the kernels it is going to have: two
+/// registers per value that is live in a pointwise op; the state, its rates and
+/// a ring of tokens for scans.
 void estimateFootprint(mlir::Operation *op, double &registers, double &shared);
 
 /// What the score knows of an op: its cost, its footprint, and the entropy that

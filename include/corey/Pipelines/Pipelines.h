@@ -59,7 +59,8 @@ struct CPUPipelineOptions
 enum class CPUPhase {
   /// Canonical ssm ops, as given.
   Captured,
-  /// Work on weights is in a function of its own; ops that become one kernel are
+  /// Work on weights is in a function of its own; ops that become one kernel
+  /// are
   /// regions.
   Fused,
   /// Chunks are values, weights are arguments, shape functions exist.

@@ -129,14 +129,14 @@ struct ElementwiseLowering
 };
 
 /// A region of pointwise ops becomes a loop over vectors. Any other region is
-/// inlined: its anchor has been lowered, with the pointwise ops around it, or no
-/// kernel can be made of it.
+/// inlined: its anchor has been lowered, with the pointwise ops around it, or
+/// no kernel can be made of it.
 struct LowerFused : public OpRewritePattern<FusedOp> {
   LowerFused(MLIRContext *context, VectorTarget target)
       : OpRewritePattern(context), target(target) {}
 
-  /// Vectors that are worked on together. The ops of a long region are one chain:
-  /// only other elements can fill the time that each of them takes.
+  /// Vectors that are worked on together. The ops of a long region are one
+  /// chain: only other elements can fill the time that each of them takes.
   static constexpr int64_t kTogether = 4;
 
   LogicalResult matchAndRewrite(FusedOp op,

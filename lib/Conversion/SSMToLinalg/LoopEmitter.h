@@ -93,9 +93,9 @@ public:
 
   //===--- Memory
   //-----------------------------------------------------------===//
-  /// Has loads from `memref` compute a value instead: `compute` gets the indices
-  /// and the lanes, 0 for a scalar, and returns f32. The memref only lends its
-  /// sizes.
+  /// Has loads from `memref` compute a value instead: `compute` gets the
+  /// indices and the lanes, 0 for a scalar, and returns f32. The memref only
+  /// lends its sizes.
   using Compute = std::function<Value(mlir::ValueRange indices, int64_t lanes)>;
   void computeOnLoad(Value memref, Compute compute);
   /// Has stores to `memref` write what `compute` makes of the value.

@@ -30,8 +30,8 @@ public:
   /// Allocates the memref of result `index`, with the reified shape. Stores to
   /// the first go through the epilogue, which its element type is that of.
   Value output(unsigned index);
-  /// What computes the result of a region of pointwise ops, of which this is the
-  /// last, at an index. Made where the loops begin.
+  /// What computes the result of a region of pointwise ops, of which this is
+  /// the last, at an index. Made where the loops begin.
   Compute regionResult();
   /// An f32 buffer of the shape of `memref`.
   Value f32Like(Value memref);

@@ -72,7 +72,8 @@ struct BindChunkLowering : public SSMLowering<BindChunkOp> {
   }
 };
 
-/// Statistics are gathered by the run-time library, of the whole tensor at once.
+/// Statistics are gathered by the run-time library, of the whole tensor at
+/// once.
 struct ObserveLowering : public SSMLowering<ObserveOp> {
   using SSMLowering::SSMLowering;
   LogicalResult matchAndRewrite(ObserveOp op,
@@ -89,8 +90,9 @@ struct ObserveLowering : public SSMLowering<ObserveOp> {
     Value layout;
     {
       OpBuilder::InsertionGuard guard(e.b);
-      e.b.setInsertionPointToStart(
-          &op->getParentOfType<FunctionOpInterface>().getFunctionBody().front());
+      e.b.setInsertionPointToStart(&op->getParentOfType<FunctionOpInterface>()
+                                        .getFunctionBody()
+                                        .front());
       layout = memref::AllocaOp::create(
           e.b, e.loc, MemRefType::get({2 * rank}, e.b.getI64Type()));
     }

@@ -215,8 +215,8 @@ int64_t corey_rt_chunk(int64_t site, int64_t batch, int64_t length,
                        int64_t fallback) {
   CallState &state = call();
   if (state.program)
-    if (scheduler::Site *found = state.program->findChunk(
-            reinterpret_cast<const char *>(site)))
+    if (scheduler::Site *found =
+            state.program->findChunk(reinterpret_cast<const char *>(site)))
       return std::max<int64_t>(
           found->decide(batch, length, state.threads).chunk, 1);
   return fallback > 0 ? fallback : std::max<int64_t>(length, 1);

@@ -5,11 +5,11 @@
 //===----------------------------------------------------------------------===//
 
 #include "corey/Executable.h"
-#include "corey/Device/CPU.h"
-#include "corey/Device/RuntimeABI.h"
 #include "corey/Analysis/FusionScore.h"
 #include "corey/Analysis/RegionCost.h"
 #include "corey/Conversion/SSMToLinalg/SSMToLinalg.h"
+#include "corey/Device/CPU.h"
+#include "corey/Device/RuntimeABI.h"
 #include "corey/Dialect/SSM/IR/SSMOps.h"
 #include "corey/Dialect/SSM/Transforms/Passes.h"
 #include "corey/InitAll.h"
@@ -218,16 +218,15 @@ Status runPipeline(ModuleOp module, const CPUPipelineOptions &options,
   return Status::ok();
 }
 
-/// What policies decide with: the shipped table under the user's, and the shipped
-/// cost models.
+/// What policies decide with: the shipped table under the user's, and the
+/// shipped cost models.
 Expected<scheduler::PolicyContext> policyContext() {
   Expected<scheduler::ChunkTable> table =
       scheduler::ChunkTable::shippedAndCached();
   if (!table)
     return table.takeStatus();
   scheduler::PolicyContext context;
-  context.table =
-      std::make_shared<scheduler::ChunkTable>(std::move(*table));
+  context.table = std::make_shared<scheduler::ChunkTable>(std::move(*table));
   return context;
 }
 
@@ -539,15 +538,15 @@ Status Executable::Impl::describe(ModuleOp module) {
       for (unsigned i = 0; i < op.getNumResults(); ++i) {
         auto symbol =
             op.getResultAttrOfType<mlir::StringAttr>(i, ssm::kPreparesAttr);
-        auto it = symbol ? weightIndex.find(symbol.getValue())
-                         : weightIndex.end();
+        auto it =
+            symbol ? weightIndex.find(symbol.getValue()) : weightIndex.end();
         if (it == weightIndex.end() || !weights[it->second].prepared ||
             weights[it->second].info.dtype != function.info.outputs[i].dtype ||
             weights[it->second].info.shape != function.info.outputs[i].shape)
-          return Status::compileError(
-              "expected result " + std::to_string(i) + " of @" +
-              function.info.name + " to be a prepared weight, got '" +
-              (symbol ? symbol.str() : "") + "'");
+          return Status::compileError("expected result " + std::to_string(i) +
+                                      " of @" + function.info.name +
+                                      " to be a prepared weight, got '" +
+                                      (symbol ? symbol.str() : "") + "'");
         preparedWeights.push_back(it->second);
       }
       if (!function.info.inputs.empty())
@@ -630,8 +629,8 @@ static void describeScan(mlir::Operation *op, scheduler::SiteInfo &info) {
     info.variants = cpuVariants(problem);
 }
 
-/// Makes the sites of a module after the Bound phase, and has the input of a scan
-/// observed where its policy decides on it.
+/// Makes the sites of a module after the Bound phase, and has the input of a
+/// scan observed where its policy decides on it.
 Status Executable::Impl::addSites(ModuleOp module) {
   llvm::SmallVector<ssm::ScanOpInterface> scans;
   llvm::SmallVector<ssm::BindChunkOp> binds;
@@ -948,7 +947,8 @@ Status Context::exportProgram(std::string_view source, std::string_view format,
   auto isConstant = [](llvm::StringRef policy) {
     return policy == "unsplit" || policy.starts_with("static:");
   };
-  if (options.policy != scheduler::kDefaultPolicy && !isConstant(options.policy))
+  if (options.policy != scheduler::kDefaultPolicy &&
+      !isConstant(options.policy))
     return Status::unsupported("expected policy 'unsplit' or 'static:<tokens>' "
                                "for an exported program, got '" +
                                options.policy + "'");
@@ -1323,8 +1323,8 @@ Status Executable::Impl::checkOutputs(const Function &function,
       if (outputs[i].overlaps(inputs[j]))
         return overlap(inputs[j], "input", function.info.inputs[j].name);
     // Those that prepared weights come from are read again when one is bound.
-    const Function *users[] = {
-        &function, usesPrepared(function) ? prepare.get() : nullptr};
+    const Function *users[] = {&function, usesPrepared(function) ? prepare.get()
+                                                                 : nullptr};
     for (const Function *user : users)
       for (size_t j = 0; user && j < user->weights.size(); ++j)
         if (const Weight &weight = weights[user->weights[j]];
@@ -1573,7 +1573,8 @@ Status Executable::setPolicy(std::string_view name, std::string_view spec) {
       auto it = impl->program.observationIndex.find(site->info().name);
       if (it == impl->program.observationIndex.end())
         return Status::invalidArgument(
-            "site '" + site->info().name + "': expected a policy without "
+            "site '" + site->info().name +
+            "': expected a policy without "
             "statistics, as the program gathers none there, got '" +
             std::string(spec) + "'; compile with it");
       const scheduler::EstimatorOptions &has =
@@ -1581,7 +1582,8 @@ Status Executable::setPolicy(std::string_view name, std::string_view spec) {
       if (has.sampling != wanted->sampling || has.stride != wanted->stride ||
           has.bins != wanted->bins || has.layerStride != wanted->layerStride)
         return Status::invalidArgument(
-            "site '" + site->info().name + "': expected a policy on the "
+            "site '" + site->info().name +
+            "': expected a policy on the "
             "statistics that the program gathers there, got '" +
             std::string(spec) + "', which wants others; compile with it");
     }
@@ -1687,10 +1689,10 @@ std::string Executable::explain() const {
   }
   os << llvm::formatv(" total {0:f1} ms\n", total);
   const TrafficInfo &traffic = impl->traffic;
-  os << llvm::formatv("kernels: {0}, moving {1:f1} MB and keeping {2:f1} MB from "
-                      "memory (a dynamic size counts as 1024)\n",
-                      traffic.kernels, traffic.bytes() * 1e-6,
-                      traffic.bytesKept * 1e-6);
+  os << llvm::formatv(
+      "kernels: {0}, moving {1:f1} MB and keeping {2:f1} MB from "
+      "memory (a dynamic size counts as 1024)\n",
+      traffic.kernels, traffic.bytes() * 1e-6, traffic.bytesKept * 1e-6);
   if (impl->prepare) {
     std::lock_guard<std::mutex> lock(impl->prepareMutex);
     size_t count = impl->preparedWeights.size();

@@ -53,7 +53,7 @@ Expected<ChunkRule> ChunkRule::named(std::string_view name) {
 
 const std::vector<std::string> &ChunkRule::names() {
   static const std::vector<std::string> list = {
-      "legacy", "calibrated", "routed", "confirm",
+      "legacy",  "calibrated", "routed", "confirm",
       "unified", "tile32",     "coarse", "profile"};
   return list;
 }
@@ -84,8 +84,8 @@ std::optional<int64_t> ChunkRule::chunk(Nats entropy, int64_t bins) const {
   case Kind::PowerOfTwo: {
     double reference = hRef > 0 ? hRef : Nats::ceiling(bins).value();
     double r = reference > 0 ? std::min(entropy.value() / reference, 1.0) : 0;
-    double raw = static_cast<double>(lowest) +
-                 r * static_cast<double>(highest - lowest);
+    double raw =
+        static_cast<double>(lowest) + r * static_cast<double>(highest - lowest);
     double exponent = roundHalfEven(std::log2(std::max(raw, 1.0)));
     return std::clamp(int64_t(1) << static_cast<int>(exponent), lowest,
                       highest);
@@ -101,8 +101,10 @@ std::optional<int64_t> ChunkRule::chunk(Nats entropy, int64_t bins) const {
   }
   case Kind::Profile: {
     double ceiling = Nats::ceiling(bins).value();
-    double h = ceiling > 0 ? std::clamp(entropy.value() / ceiling, 0.0, 1.0) : 0;
-    int64_t c = std::clamp<int64_t>(32 + static_cast<int64_t>(480 * h), 32, 512);
+    double h =
+        ceiling > 0 ? std::clamp(entropy.value() / ceiling, 0.0, 1.0) : 0;
+    int64_t c =
+        std::clamp<int64_t>(32 + static_cast<int64_t>(480 * h), 32, 512);
     return 32 * ((c + 15) / 32);
   }
   }

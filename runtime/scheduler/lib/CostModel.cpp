@@ -76,8 +76,8 @@ struct ItemSizes {
 
   /// Of `count` items.
   static double waves(double count, const Variant &variant, int64_t units) {
-    return std::max(1.0, ceilDivide(count, static_cast<double>(
-                                               units * variant.resident)));
+    return std::max(
+        1.0, ceilDivide(count, static_cast<double>(units * variant.resident)));
   }
   /// A chunk as a number of tokens; 0 and what covers the sequence are its
   /// length.
@@ -183,8 +183,8 @@ double CostModel::Curve::predict(int64_t chunk) const {
   if (variant.segmented)
     return dot(constants, modelTerms(problem, variant, units, chunk));
   auto length = static_cast<double>(std::max<int64_t>(problem.length, 0));
-  double c = chunk > 0 && chunk < problem.length ? static_cast<double>(chunk)
-                                                 : length;
+  double c =
+      chunk > 0 && chunk < problem.length ? static_cast<double>(chunk) : length;
   Pieces pieces(length, c, static_cast<double>(variant.tile));
   return base + perPiece * pieces.count + perSquare * pieces.squares;
 }
@@ -337,9 +337,8 @@ Expected<CostModel> CostModel::fit(const ChunkTable &table,
     double losses = 0;
     ModelError &error = group.model.error;
     for (size_t p = 0; p < group.problems; ++p) {
-      ModelVector constants =
-          group.problems > 1 ? leastSquares(group.rows, p)
-                             : group.model.constants;
+      ModelVector constants = group.problems > 1 ? leastSquares(group.rows, p)
+                                                 : group.model.constants;
       double best = INFINITY, predictedBest = INFINITY, chosen = INFINITY;
       for (const Row &row : group.rows) {
         if (row.problem != p)

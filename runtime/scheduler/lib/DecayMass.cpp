@@ -42,12 +42,13 @@ scheduler::computeDecayMass(const TensorView &delta, const TensorView &A,
         "chunk: expected at least 1 token, or 0 for the whole length, got " +
         std::to_string(options.chunk));
   if (!(options.epsilon > 0 && options.epsilon < 1))
-    return Status::invalidArgument("epsilon: expected a number in (0, 1), got " +
-                                   std::to_string(options.epsilon));
-  if (!(options.dtMin <= options.dtMax))
     return Status::invalidArgument(
-        "dtMin: expected at most dtMax, got " + std::to_string(options.dtMin) +
-        " and " + std::to_string(options.dtMax));
+        "epsilon: expected a number in (0, 1), got " +
+        std::to_string(options.epsilon));
+  if (!(options.dtMin <= options.dtMax))
+    return Status::invalidArgument("dtMin: expected at most dtMax, got " +
+                                   std::to_string(options.dtMin) + " and " +
+                                   std::to_string(options.dtMax));
   int64_t chunk = options.chunk ? options.chunk : std::max<int64_t>(length, 1);
   double limit = std::log(options.epsilon);
 

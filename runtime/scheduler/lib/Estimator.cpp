@@ -39,10 +39,10 @@ namespace {
 /// is the same for any number of threads, and so are the results.
 constexpr int64_t kSegment = int64_t(1) << 18;
 /// From this many elements on, 16-bit types are counted by their bits: one pass
-/// that converts nothing finds all there is to know. Below it, going through the
-/// 65536 values costs more than it saves. The many values that f16 takes make the
-/// counters larger than a first-level cache; a long stream of data then pushes
-/// them out again and again, and two passes are faster.
+/// that converts nothing finds all there is to know. Below it, going through
+/// the 65536 values costs more than it saves. The many values that f16 takes
+/// make the counters larger than a first-level cache; a long stream of data
+/// then pushes them out again and again, and two passes are faster.
 constexpr int64_t kCountBits = int64_t(1) << 17;
 constexpr int64_t kCountBitsF16 = int64_t(1) << 22;
 /// Up to this many bins a thread keeps four histograms.
@@ -83,10 +83,10 @@ struct BinningF64 {
   bool halved = false;
 
   double edge(int64_t i) const {
-    return i == bins ? low + width
-                     : static_cast<double>(i) *
-                               (width / static_cast<double>(bins)) +
-                           low;
+    return i == bins
+               ? low + width
+               : static_cast<double>(i) * (width / static_cast<double>(bins)) +
+                     low;
   }
   int64_t index(double x, uint64_t &below, uint64_t &above) const {
     double t = halved ? (x * 0.5 - low * 0.5) / width : (x - low) / width;
@@ -214,8 +214,8 @@ struct Estimator::Impl {
   Statistics measureTokens(const TensorView &tensor, int timeAxis);
   bool momentsOf(Segment &segment, const float *x, int64_t n, double pivot);
   Statistics summarize(int64_t numSegments, double pivot, double unit) const;
-  double quantile(double share, double low, double high, double min,
-                  double max, uint64_t below, uint64_t above) const;
+  double quantile(double share, double low, double high, double min, double max,
+                  uint64_t below, uint64_t above) const;
 };
 
 Estimator::Estimator() : impl(std::make_unique<Impl>()) {}
@@ -326,8 +326,8 @@ double Estimator::Impl::findPivot(const TensorReader &reader, bool wide) {
   return std::isfinite(mean) ? mean : 0;
 }
 
-/// Adds a block to the sums of a segment; false, and nothing added, if an element
-/// is not finite.
+/// Adds a block to the sums of a segment; false, and nothing added, if an
+/// element is not finite.
 bool Estimator::Impl::momentsOf(Segment &segment, const float *x, int64_t n,
                                 double pivot) {
   MomentSums sums;
@@ -369,12 +369,12 @@ void Estimator::Impl::binPass(const TensorReader &reader, int used,
                   segment.beyond += kernels.countBeyond(x, n, beyond);
               });
         } else {
-          forEachFinite<double>(
-              reader, begin, end, clean, [&](const double *x, int64_t n) {
-                for (int64_t i = 0; i < n; ++i)
-                  ++thread.counters[wide->index(x[i], segment.below,
-                                                segment.above)];
-              });
+          forEachFinite<double>(reader, begin, end, clean,
+                                [&](const double *x, int64_t n) {
+                                  for (int64_t i = 0; i < n; ++i)
+                                    ++thread.counters[wide->index(
+                                        x[i], segment.below, segment.above)];
+                                });
         }
         // 32-bit counters are emptied long before they could overflow.
         thread.pending += end - begin;
@@ -430,8 +430,8 @@ Segment Estimator::Impl::countBits(const TensorReader &reader, ElementType type,
   for (int64_t first = 0; first < 65536; first += kBlock) {
     for (int64_t i = 0; i < kBlock; ++i)
       codes[i] = static_cast<uint16_t>(first + i);
-    (type == ElementType::F16 ? kernels.widenF16 : kernels.widenBF16)(
-        codes, widened, kBlock);
+    (type == ElementType::F16 ? kernels.widenF16
+                              : kernels.widenBF16)(codes, widened, kBlock);
     for (int64_t i = 0; i < kBlock; ++i) {
       uint64_t n = occurrences[first + i];
       float x = widened[i];
@@ -493,7 +493,8 @@ Statistics Estimator::Impl::summarize(int64_t numSegments, double pivot,
   double n = static_cast<double>(all.count);
   double d = all.s1 / n, e2 = all.s2 / n, e3 = all.s3 / n, e4 = all.s4 / n;
   double m2 = std::max(e2 - d * d, 0.0);
-  double m4 = std::max(e4 - 4 * d * e3 + 6 * d * d * e2 - 3 * d * d * d * d, 0.0);
+  double m4 =
+      std::max(e4 - 4 * d * e3 + 6 * d * d * e2 - 3 * d * d * d * d, 0.0);
   result.min = all.min;
   result.max = all.max;
   result.mean = std::clamp((pivot / unit + d) * unit, all.min, all.max);
@@ -615,8 +616,8 @@ Statistics Estimator::Impl::measure(const TensorView &tensor) {
         under = t < 0;
         over = t > 1;
         float at = std::max(t * narrow.scale, 0.0f);
-        index = static_cast<int64_t>(
-            std::min(at, static_cast<float>(narrow.last)));
+        index =
+            static_cast<int64_t>(std::min(at, static_cast<float>(narrow.last)));
       } else {
         index = wide.index(values[i], under, over);
       }
@@ -646,53 +647,53 @@ Statistics Estimator::Impl::measure(const TensorView &tensor) {
     unit = peak > 0 ? std::ldexp(1.0, std::clamp(std::ilogb(peak), -1022, 1023))
                     : 1;
   }
-  auto firstPass =
-      [&](Segment &segment, Thread &thread, int64_t begin, int64_t end) {
-        segment = Segment();
-        auto bin = [&](const auto *x, int64_t n) {
-          for (int64_t i = 0; i < n; ++i)
-            ++thread.counters[wide.index(x[i], segment.below, segment.above)];
-        };
-        auto useF32 = [&](const float *x, int64_t n) {
-          if (!momentsOf(segment, x, n, pivot))
-            return false;
-          if (known && inF32)
-            kernels.histogram(x, n, narrow, thread.counters.data(), stride(),
-                              segment.below, segment.above);
-          else if (known)
-            bin(x, n);
-          return true;
-        };
-        auto useF64 = [&](const double *x, int64_t n) {
-          double least = x[0], most = x[0];
-          for (int64_t i = 0; i < n; ++i) {
-            least = std::min(least, x[i]);
-            most = std::max(most, x[i]);
-            double d = x[i] / unit - pivot / unit, d2 = d * d;
-            segment.s1 += d;
-            segment.s2 += d2;
-            segment.s3 += d2 * d;
-            segment.s4 += d2 * d2;
-            segment.absolute += std::fabs(x[i]) / unit;
-          }
-          segment.extend(least, most, segment.count == 0);
-          segment.count += n;
-          if (known)
-            bin(x, n);
-        };
-        if (isF64)
-          reader.forEach<double>(begin, end, [&](const double *x, int64_t n) {
-            useFinite(x, n, &segment, useF64);
-          });
-        else
-          reader.forEach<float>(begin, end, [&](const float *x, int64_t n) {
-            if (!useF32(x, n))
-              useFinite(x, n, &segment, useF32);
-          });
-        thread.pending += end - begin;
-        if (thread.pending >= (uint64_t(1) << 31))
-          flush(thread);
-      };
+  auto firstPass = [&](Segment &segment, Thread &thread, int64_t begin,
+                       int64_t end) {
+    segment = Segment();
+    auto bin = [&](const auto *x, int64_t n) {
+      for (int64_t i = 0; i < n; ++i)
+        ++thread.counters[wide.index(x[i], segment.below, segment.above)];
+    };
+    auto useF32 = [&](const float *x, int64_t n) {
+      if (!momentsOf(segment, x, n, pivot))
+        return false;
+      if (known && inF32)
+        kernels.histogram(x, n, narrow, thread.counters.data(), stride(),
+                          segment.below, segment.above);
+      else if (known)
+        bin(x, n);
+      return true;
+    };
+    auto useF64 = [&](const double *x, int64_t n) {
+      double least = x[0], most = x[0];
+      for (int64_t i = 0; i < n; ++i) {
+        least = std::min(least, x[i]);
+        most = std::max(most, x[i]);
+        double d = x[i] / unit - pivot / unit, d2 = d * d;
+        segment.s1 += d;
+        segment.s2 += d2;
+        segment.s3 += d2 * d;
+        segment.s4 += d2 * d2;
+        segment.absolute += std::fabs(x[i]) / unit;
+      }
+      segment.extend(least, most, segment.count == 0);
+      segment.count += n;
+      if (known)
+        bin(x, n);
+    };
+    if (isF64)
+      reader.forEach<double>(begin, end, [&](const double *x, int64_t n) {
+        useFinite(x, n, &segment, useF64);
+      });
+    else
+      reader.forEach<float>(begin, end, [&](const float *x, int64_t n) {
+        if (!useF32(x, n))
+          useFinite(x, n, &segment, useF32);
+      });
+    thread.pending += end - begin;
+    if (thread.pending >= (uint64_t(1) << 31))
+      flush(thread);
+  };
   if (!byValue) {
     overSegments(size, kSegment, used, firstPass);
     gatherCounts(used);
@@ -747,11 +748,11 @@ Statistics Estimator::Impl::measure(const TensorView &tensor) {
     high = result.max;
     if (!constant)
       // The sum is taken in f32 first, as the published estimator does.
-      secondPass(low,
-                 static_cast<double>((static_cast<float>(high) -
-                                      static_cast<float>(low)) +
-                                     1e-8f),
-                 high, 1e-8);
+      secondPass(
+          low,
+          static_cast<double>(
+              (static_cast<float>(high) - static_cast<float>(low)) + 1e-8f),
+          high, 1e-8);
     break;
   case RangeMode::PaddedMinMax: {
     double margin = std::max(0.05 * spread, 1e-6);
@@ -785,8 +786,8 @@ Statistics Estimator::Impl::measure(const TensorView &tensor) {
         l = result.min;
         h = result.max;
       }
-      runningLow = hasRange ? options.decay * runningLow + (1 - options.decay) * l
-                            : l;
+      runningLow =
+          hasRange ? options.decay * runningLow + (1 - options.decay) * l : l;
       runningHigh =
           hasRange ? options.decay * runningHigh + (1 - options.decay) * h : h;
       hasRange = true;
@@ -832,24 +833,23 @@ Statistics Estimator::Impl::measure(const TensorView &tensor) {
       if (std::fabs(values[i]) > beyond)
         outliers += occurrences[i];
   } else if (mayHaveOutliers && !counted) {
-    overSegments(size, kSegment, used,
-                 [&](Segment &segment, Thread &, int64_t begin, int64_t end) {
-                   segment.beyond = 0;
-                   bool clean = segment.nonFinite() == 0;
-                   if (!isF64)
-                     forEachFinite<float>(
-                         reader, begin, end, clean,
-                         [&](const float *x, int64_t n) {
-                           segment.beyond += kernels.countBeyond(x, n, beyond);
-                         });
-                   else
-                     forEachFinite<double>(
-                         reader, begin, end, clean,
-                         [&](const double *x, int64_t n) {
-                           for (int64_t i = 0; i < n; ++i)
-                             segment.beyond += std::fabs(x[i]) > bound;
-                         });
-                 });
+    overSegments(
+        size, kSegment, used,
+        [&](Segment &segment, Thread &, int64_t begin, int64_t end) {
+          segment.beyond = 0;
+          bool clean = segment.nonFinite() == 0;
+          if (!isF64)
+            forEachFinite<float>(
+                reader, begin, end, clean, [&](const float *x, int64_t n) {
+                  segment.beyond += kernels.countBeyond(x, n, beyond);
+                });
+          else
+            forEachFinite<double>(reader, begin, end, clean,
+                                  [&](const double *x, int64_t n) {
+                                    for (int64_t i = 0; i < n; ++i)
+                                      segment.beyond += std::fabs(x[i]) > bound;
+                                  });
+        });
   }
   if (mayHaveOutliers && !byValue)
     for (int64_t i = 0; i < numSegments; ++i)
@@ -987,10 +987,9 @@ Statistics Estimator::Impl::measureTokens(const TensorView &tensor,
           }
           std::fill(thread.counts.begin(), thread.counts.end(), 0);
           flush(thread);
-          segment.entropies += entropyOf(thread.counts.data(),
-                                         thread.counts.size(),
-                                         static_cast<double>(n), 1e-10, 1e-10,
-                                         1e-10);
+          segment.entropies +=
+              entropyOf(thread.counts.data(), thread.counts.size(),
+                        static_cast<double>(n), 1e-10, 1e-10, 1e-10);
           ++segment.tokens;
         }
       });

@@ -14,11 +14,11 @@ namespace corey::scheduler {
 /// Elements of a block: f32 blocks stay in the first-level cache.
 constexpr int64_t kBlock = 2048;
 
-/// Sums over elements; the sums of powers of finite f32 are finite in f64, so that
-/// the last tells whether all elements were. Powers are of x - pivot, with one pivot for a
-/// whole tensor: as the first block, whose mean it is, is part of the tensor, the
-/// variance bounds how far it can lie from the tensor's mean, and f64 has digits
-/// to spare for that.
+/// Sums over elements; the sums of powers of finite f32 are finite in f64, so
+/// that the last tells whether all elements were. Powers are of x - pivot, with
+/// one pivot for a whole tensor: as the first block, whose mean it is, is part
+/// of the tensor, the variance bounds how far it can lie from the tensor's
+/// mean, and f64 has digits to spare for that.
 struct MomentSums {
   double s1 = 0, s2 = 0, s3 = 0, s4 = 0, absolute = 0;
   float min = 0, max = 0;

@@ -15,9 +15,9 @@ namespace corey::scheduler {
 /// Threads to use where `asked` were asked for; 0 asks for every processor.
 int threadCount(int asked);
 
-/// Calls body(item, thread) for the items [0, count), thread t of T taking items
-/// t, t + T, ... Thread 0 is the caller; with one thread no other is started.
-/// Where the system has no more threads the caller does their share.
+/// Calls body(item, thread) for the items [0, count), thread t of T taking
+/// items t, t + T, ... Thread 0 is the caller; with one thread no other is
+/// started. Where the system has no more threads the caller does their share.
 void parallelFor(int64_t count, int threads,
                  const std::function<void(int64_t, int)> &body);
 

@@ -87,8 +87,7 @@ static int64_t wholeLength(const Query &query) {
   return std::max<int64_t>(query.problem.length, 1);
 }
 
-static Decision unsplit(const Query &query, Reason reason,
-                        int64_t other = 0) {
+static Decision unsplit(const Query &query, Reason reason, int64_t other = 0) {
   Decision decision;
   decision.chunk = wholeLength(query);
   decision.reason = reason;
@@ -245,8 +244,8 @@ private:
     }
     case Proxy::Kurtosis: {
       double var = s.variance + 1e-8;
-      double excess = std::max(
-          s.kurtosis * s.variance / var * (s.variance / var) - 3, 0.0);
+      double excess =
+          std::max(s.kurtosis * s.variance / var * (s.variance / var) - 3, 0.0);
       ratio = 1 - std::exp(-excess / 8);
       break;
     }
@@ -289,7 +288,8 @@ private:
     if (tooShort(query, decision))
       return decision;
     // splitmix64.
-    uint64_t z = seed * 0x9e3779b97f4a7c15 + (query.call + 1) * 0xd1342543de82ef95;
+    uint64_t z =
+        seed * 0x9e3779b97f4a7c15 + (query.call + 1) * 0xd1342543de82ef95;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
     z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
     z ^= z >> 31;
@@ -407,8 +407,8 @@ private:
       consider(0);
       // Where one item walks all chunks, a chunk of a tile or more only adds
       // pieces.
-      int64_t end = variant.segmented ? p.length
-                                      : std::min(p.length, variant.tile);
+      int64_t end =
+          variant.segmented ? p.length : std::min(p.length, variant.tile);
       int64_t step = std::max<int64_t>(variant.granularity, 1);
       auto roundUp = [&](int64_t chunk) {
         return (chunk + step - 1) / step * step;
@@ -419,16 +419,15 @@ private:
         continue;
       // And those that just fill one wave, or two: one more segment would start
       // another.
-      int64_t perSegment =
-          p.batch * ((p.channels + variant.itemChannels - 1) /
-                     variant.itemChannels);
+      int64_t perSegment = p.batch * ((p.channels + variant.itemChannels - 1) /
+                                      variant.itemChannels);
       for (int64_t waves : {1, 2}) {
         int64_t segments = waves * unitsOf(query) * variant.resident /
                            std::max<int64_t>(perSegment, 1);
         if (segments < 2)
           continue;
-        int64_t chunk = roundUp(
-            std::max<int64_t>((p.length + segments - 1) / segments, 8));
+        int64_t chunk =
+            roundUp(std::max<int64_t>((p.length + segments - 1) / segments, 8));
         if (chunk < p.length)
           consider(chunk);
       }
@@ -458,7 +457,8 @@ public:
 
 private:
   Decision choose(const Query &query) const override {
-    if (const TableEntry *entry = table->find(*query.device, query.problem, query.units)) {
+    if (const TableEntry *entry =
+            table->find(*query.device, query.problem, query.units)) {
       const MeasuredCandidate &best = entry->best();
       for (int v = 0; v < query.numVariants; ++v) {
         if (query.variants[v].name != best.variant)
@@ -521,9 +521,9 @@ private:
     if (decidedNothing(choice.reason))
       return held;
     if (!byGain) {
-      double distance =
-          std::fabs(std::nearbyint(std::log2(static_cast<double>(choice.chunk))) -
-                    std::nearbyint(std::log2(static_cast<double>(held.chunk))));
+      double distance = std::fabs(
+          std::nearbyint(std::log2(static_cast<double>(choice.chunk))) -
+          std::nearbyint(std::log2(static_cast<double>(held.chunk))));
       if (distance < static_cast<double>(delta)) {
         held.reason = Reason::GuardHeld;
         held.other = choice.chunk;
@@ -549,17 +549,18 @@ private:
     // Mostly both run the same kernel.
     const ModelEntry *entry = entryOf(query.variants[held.variant]);
     double heldMs = predict(entry, held);
-    double chosenMs =
-        predict(choice.variant == held.variant
-                    ? entry
-                    : entryOf(query.variants[choice.variant]),
-                choice);
+    double chosenMs = predict(choice.variant == held.variant
+                                  ? entry
+                                  : entryOf(query.variants[choice.variant]),
+                              choice);
     if (chosenMs != chosenMs || heldMs != heldMs) {
       held.reason = Reason::NoModel;
       return held;
     }
-    double gain = heldMs - chosenMs,
-           cost = costMs ? *costMs : choice.usedData ? query.statisticsMs : 0;
+    double gain = heldMs - chosenMs, cost = costMs ? *costMs
+                                            : choice.usedData
+                                                ? query.statisticsMs
+                                                : 0;
     if (gain > cost + margin * heldMs) {
       choice.reason = Reason::GuardGain;
       choice.other = held.chunk;
@@ -589,9 +590,9 @@ private:
 
 const std::vector<std::string> &scheduler::policyNames() {
   static const std::vector<std::string> names = {
-      "unsplit", "static",   "entropy",  "sampled",    "token",
-      "midpoint", "random",  "cheap",    "variance",   "kurtosis",
-      "guarded", "table",    "cost-model", "measured"};
+      "unsplit",  "static", "entropy",    "sampled",  "token",
+      "midpoint", "random", "cheap",      "variance", "kurtosis",
+      "guarded",  "table",  "cost-model", "measured"};
   return names;
 }
 
@@ -843,11 +844,11 @@ Expected<std::shared_ptr<Policy>> build(SpecOptions &spec,
       return s;
     if (Status s = takeRule(spec, options, false); !s)
       return s;
-    Sampling sampling = name == "entropy"  ? Sampling::Full
+    Sampling sampling = name == "entropy" ? Sampling::Full
                         : name == "token" ? Sampling::Token
                                           : Sampling::Strided;
-    return std::shared_ptr<Policy>(
-        std::make_shared<EntropyPolicy>(options, sampling, stride, layerStride));
+    return std::shared_ptr<Policy>(std::make_shared<EntropyPolicy>(
+        options, sampling, stride, layerStride));
   }
   if (name == "cheap" || name == "variance" || name == "kurtosis") {
     RuleOptions options;
@@ -886,8 +887,8 @@ Expected<std::shared_ptr<Policy>> build(SpecOptions &spec,
     if (text && *text == "unsplit") {
       fallback = 0;
     } else if (text) {
-      auto [end, code] = std::from_chars(
-          text->data(), text->data() + text->size(), fallback);
+      auto [end, code] =
+          std::from_chars(text->data(), text->data() + text->size(), fallback);
       if (code != std::errc() || end != text->data() + text->size() ||
           fallback < 1 || fallback > kLargest)
         return spec.error(

@@ -206,8 +206,8 @@ corey_sched_status corey_sched_rule(const char *rule, double entropy_nats,
     return record(found.status());
   std::optional<int64_t> result = found->chunk(Nats(entropy_nats), bins);
   if (!result)
-    return record(Status::invalidArgument(
-        "expected a finite entropy, got " + std::to_string(entropy_nats)));
+    return record(Status::invalidArgument("expected a finite entropy, got " +
+                                          std::to_string(entropy_nats)));
   *chunk = *result;
   return COREY_SCHED_OK;
 }
@@ -232,9 +232,8 @@ corey_sched_status corey_sched_site_create(const corey_sched_site_info *info,
   converted.layer = layerOf(converted.name);
   converted.problem.op = static_cast<OpKind>(info->op);
   converted.problem.type = static_cast<ElementType>(info->type);
-  for (int64_t size :
-       {info->channels, info->head_dim, info->states, info->groups,
-        info->units})
+  for (int64_t size : {info->channels, info->head_dim, info->states,
+                       info->groups, info->units})
     if (size < 0)
       return record(Status::invalidArgument(
           "expected sizes of a site of at least 0, got " +
@@ -397,18 +396,18 @@ corey_sched_status corey_sched_tune(const corey_sched_site *site, int64_t batch,
   problem.length = length;
   TunerOptions options;
   options.budgetMs = budget_ms;
-  Expected<TableEntry> entry =
-      tune(info.device, problem, info.variants,
-           defaultCandidates(problem, info.variants),
-           [&](const Candidate &candidate) -> Expected<double> {
-             double ms = measure(user, candidate.chunk, candidate.variant);
-             if (!(ms >= 0))
-               return Status(StatusCode::Internal,
-                             "measuring chunk " +
-                                 std::to_string(candidate.chunk) + " failed");
-             return ms;
-           },
-           options);
+  Expected<TableEntry> entry = tune(
+      info.device, problem, info.variants,
+      defaultCandidates(problem, info.variants),
+      [&](const Candidate &candidate) -> Expected<double> {
+        double ms = measure(user, candidate.chunk, candidate.variant);
+        if (!(ms >= 0))
+          return Status(StatusCode::Internal,
+                        "measuring chunk " + std::to_string(candidate.chunk) +
+                            " failed");
+        return ms;
+      },
+      options);
   if (!entry)
     return record(entry.status());
   ChunkTable table;

@@ -77,8 +77,8 @@ static std::string hexDigits(Generator &g, int count) {
   return text;
 }
 
-/// Pieces as a subword tokenizer might make them: up to six letters, up to three
-/// digits, single marks; a space belongs to the piece behind it.
+/// Pieces as a subword tokenizer might make them: up to six letters, up to
+/// three digits, single marks; a space belongs to the piece behind it.
 static std::vector<uint32_t> cut(const std::string &text) {
   std::vector<uint32_t> tokens;
   auto isLetter = [](unsigned char c) {
@@ -126,8 +126,9 @@ static std::string makeText(const std::string &regime, int i, Generator &g) {
       std::string other = pick(kVerbs, g);
       text += "def " + other + "_" + name + "(items, limit):\n    total = 0\n" +
               "    for item in items[:limit]:\n        total += item." + name +
-              " * " + std::to_string(g.below(97)) + "\n    if total > limit:\n" +
-              "        raise ValueError(\"" + name + "\")\n    return total\n\n";
+              " * " + std::to_string(g.below(97)) +
+              "\n    if total > limit:\n" + "        raise ValueError(\"" +
+              name + "\")\n    return total\n\n";
     }
   } else if (regime == "logs_uuid") {
     for (int n = 60 + i % 20; n > 0; --n)
@@ -139,18 +140,20 @@ static std::string makeText(const std::string &regime, int i, Generator &g) {
     text = "region,part,count,price\n";
     for (int n = 120 + i % 30; n > 0; --n)
       text += std::string(pick(kAdjectives, g)) + "," + pick(kNouns, g) + "," +
-              std::to_string(g.below(900)) + "," +
-              std::to_string(g.below(90)) + "." +
-              std::to_string(10 + g.below(90)) + "\n";
+              std::to_string(g.below(900)) + "," + std::to_string(g.below(90)) +
+              "." + std::to_string(10 + g.below(90)) + "\n";
   } else if (regime == "repetition_policy") {
     int words = 1000 + 10 * i % 70;
     for (; words > 0; words -= 9)
       text += "Access is granted to members who sign the form. ";
   } else if (regime == "mixed_zh_en") {
     static const char *const phrases[] = {
-        "\xe8\xaf\xb7\xe6\xa3\x80\xe6\x9f\xa5", "\xe6\x95\xb0\xe6\x8d\xae",
-        "\xe6\xb8\xa9\xe5\xba\xa6", "\xe6\x8a\xa5\xe5\x91\x8a",
-        "\xe6\x98\x8e\xe5\xa4\xa9", "\xe5\xb7\xa5\xe5\x8e\x82"};
+        "\xe8\xaf\xb7\xe6\xa3\x80\xe6\x9f\xa5",
+        "\xe6\x95\xb0\xe6\x8d\xae",
+        "\xe6\xb8\xa9\xe5\xba\xa6",
+        "\xe6\x8a\xa5\xe5\x91\x8a",
+        "\xe6\x98\x8e\xe5\xa4\xa9",
+        "\xe5\xb7\xa5\xe5\x8e\x82"};
     int words = 650 + 15 * i % 75;
     for (; words > 0; words -= 4)
       text += std::string(phrases[g.below(6)]) + " " + pick(kNouns, g) + " " +
@@ -231,8 +234,8 @@ double median(std::vector<double> values) {
   return n % 2 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
 }
 
-/// A decision in the terms of a measurement: a chunk that covers the sequence is
-/// unsplit.
+/// A decision in the terms of a measurement: a chunk that covers the sequence
+/// is unsplit.
 Candidate candidateOf(const Decision &decision, int64_t length) {
   return {decision.chunk >= length ? 0 : decision.chunk, decision.variant};
 }
@@ -252,7 +255,8 @@ Status measureShape(const Problem &problem, std::vector<Timed> &candidates,
   Clock::time_point start = Clock::now();
   // Round -1 warms up.
   for (int round = -1; round < options.rounds; ++round) {
-    if (round >= options.minRounds && millisecondsSince(start) > options.budgetMsPerShape)
+    if (round >= options.minRounds &&
+        millisecondsSince(start) > options.budgetMsPerShape)
       break;
     shuffle(order, g);
     for (size_t i : order) {
@@ -378,8 +382,8 @@ scheduler::simulate(const SiteInfo &info, const std::vector<TracePrompt> &trace,
     }
     run.report.switches = static_cast<int64_t>(site.report().switches);
     run.report.statisticsMs = statisticsMs / static_cast<double>(trace.size());
-    // The cost of a decision, with everything there that it needs: the middle of
-    // several measurements, each over the whole trace.
+    // The cost of a decision, with everything there that it needs: the middle
+    // of several measurements, each over the whole trace.
     std::vector<double> costs;
     for (int repeat = 0; repeat < 9; ++repeat) {
       int rounds = std::max<int>(1, 2000 / static_cast<int>(trace.size()));
@@ -420,11 +424,9 @@ scheduler::simulate(const SiteInfo &info, const std::vector<TracePrompt> &trace,
   for (const TracePrompt &prompt : trace) {
     const std::vector<Timed> &candidates =
         shapes[static_cast<int64_t>(prompt.tokens.size())];
-    const Timed &best =
-        *std::min_element(candidates.begin(), candidates.end(),
-                          [](const Timed &a, const Timed &b) {
-                            return a.chosenBy < b.chosenBy;
-                          });
+    const Timed &best = *std::min_element(
+        candidates.begin(), candidates.end(),
+        [](const Timed &a, const Timed &b) { return a.chosenBy < b.chosenBy; });
     oracle.push_back(best.reported);
     report.oracleMeanMs += best.reported;
   }

@@ -93,8 +93,8 @@ TensorReader::TensorReader(const TensorView &tensor,
   // The axis with the smallest stride last: the order of elements is free, that
   // of memory is fast. A stable sort of at most eight.
   for (int i = 1; i < axes; ++i)
-    for (int j = i; j > 0 && std::llabs(strides[j - 1]) <
-                                 std::llabs(strides[j]) ; --j) {
+    for (int j = i;
+         j > 0 && std::llabs(strides[j - 1]) < std::llabs(strides[j]); --j) {
       std::swap(strides[j - 1], strides[j]);
       std::swap(shape[j - 1], shape[j]);
     }

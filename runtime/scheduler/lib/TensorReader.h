@@ -30,8 +30,8 @@ public:
   int64_t size() const { return total; }
 
   /// Calls use(const T *x, int64_t count) with the elements [begin, end) of the
-  /// order, at most kBlock at a time. T is float (for f32, f16 and bf16), double
-  /// (for any type) or uint16_t (the bits of f16 and bf16).
+  /// order, at most kBlock at a time. T is float (for f32, f16 and bf16),
+  /// double (for any type) or uint16_t (the bits of f16 and bf16).
   template <typename T, typename Use>
   void forEach(int64_t begin, int64_t end, Use use) const {
     alignas(64) T buffer[kBlock];

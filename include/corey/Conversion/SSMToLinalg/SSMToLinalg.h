@@ -22,8 +22,8 @@ namespace corey {
 #define GEN_PASS_REGISTRATION
 #include "corey/Conversion/SSMToLinalg/Passes.h.inc"
 
-/// How the lowering cuts a scan into work items, which is what its time by chunk
-/// depends on.
+/// How the lowering cuts a scan into work items, which is what its time by
+/// chunk depends on.
 struct CPUWorkItem {
   /// Channels (selective scan) or heads (SSD) of an item.
   int64_t channels;

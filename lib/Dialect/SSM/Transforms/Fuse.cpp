@@ -70,7 +70,8 @@ static void resolveSizes(func::FuncOp function) {
   }
 }
 
-/// Adds to a projection become its residual: a product starts from it for nothing.
+/// Adds to a projection become its residual: a product starts from it for
+/// nothing.
 static void absorbResiduals(Block &block) {
   for (Operation &op : llvm::make_early_inc_range(block)) {
     auto add = dyn_cast<AddOp>(op);

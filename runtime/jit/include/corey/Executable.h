@@ -34,9 +34,9 @@ struct ContextOptions {
 
 struct CompileOptions {
   /// Who chooses the chunks that nobody sets, as scheduler::parsePolicy() reads
-  /// it: "measured" (the chunk table, and where it has no entry the cost model),
-  /// "unsplit", "static:256", "guarded:inner=[entropy]", ... A policy of its own
-  /// at a site goes before.
+  /// it: "measured" (the chunk table, and where it has no entry the cost
+  /// model), "unsplit", "static:256", "guarded:inner=[entropy]", ... A policy
+  /// of its own at a site goes before.
   std::string policy = "measured";
   /// Which ops become one kernel: "dp" by predicted time, "entropy",
   /// "arithmetic" or "static" by the published score, or "none".
@@ -46,8 +46,8 @@ struct CompileOptions {
   /// 2 runs the passes that lowered programs need; 0, 1 and 3 run LLVM's O0, O1
   /// and O3.
   int optLevel = 2;
-  /// Computes what depends on weights alone once, before the first run that needs
-  /// it and again after a weight is bound anew. Off, every call does.
+  /// Computes what depends on weights alone once, before the first run that
+  /// needs it and again after a weight is bound anew. Off, every call does.
   bool hoistWeights = true;
   /// Gathers statistics of every floating-point tensor of the program in each
   /// run, at sites of their own (see observations()). Slow.
@@ -134,9 +134,9 @@ struct ChunkInfo {
   std::string policy, reason;
 };
 
-/// Statistics of an `ssm.observe` site: of all elements that were looked at since
-/// the program was compiled, and of the last call. A site whose chunk is chosen by
-/// a policy that samples looks at the sample.
+/// Statistics of an `ssm.observe` site: of all elements that were looked at
+/// since the program was compiled, and of the last call. A site whose chunk is
+/// chosen by a policy that samples looks at the sample.
 struct ObservationInfo {
   std::string site;
   uint64_t calls = 0;
@@ -144,8 +144,8 @@ struct ObservationInfo {
   double min = 0, max = 0, mean = 0, variance = 0;
   /// Of the last call: "ok", "constant", "empty" or "not finite".
   std::string validity;
-  /// Entropy of the last call's histogram and its moving average, in nats; NaN if
-  /// there is none.
+  /// Entropy of the last call's histogram and its moving average, in nats; NaN
+  /// if there is none.
   double entropy = NAN, averageEntropy = NAN;
   int bins = 0;
   double kurtosis = 0, outlierFraction = 0, peakToRms = 0;
@@ -153,8 +153,8 @@ struct ObservationInfo {
   double milliseconds = 0;
 };
 
-/// What the kernels of a program move, at the sizes it states; a dynamic size counts
-/// as 1024.
+/// What the kernels of a program move, at the sizes it states; a dynamic size
+/// counts as 1024.
 struct TrafficInfo {
   int64_t kernels = 0;
   /// Bytes that kernels read and write, counting each tensor once per kernel.
@@ -212,9 +212,9 @@ public:
   /// Errors: NotFound with the sites there are, InvalidArgument for a negative
   /// chunk.
   Status setChunk(std::string_view site, int64_t chunk);
-  /// Gives a site, or every site if `site` is empty, to another policy. A policy
-  /// that decides on statistics is refused if the program was compiled without
-  /// gathering them at the site. Errors: NotFound, InvalidArgument.
+  /// Gives a site, or every site if `site` is empty, to another policy. A
+  /// policy that decides on statistics is refused if the program was compiled
+  /// without gathering them at the site. Errors: NotFound, InvalidArgument.
   Status setPolicy(std::string_view site, std::string_view policy);
   std::vector<ChunkInfo> chunks() const;
   std::vector<ObservationInfo> observations() const;

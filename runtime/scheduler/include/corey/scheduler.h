@@ -14,12 +14,13 @@
 extern "C" {
 #endif
 
-/* Chooses the chunk of a scan (the tokens that one work item processes before it
- * hands its state on) at run time. Every function that can fail returns a status;
- * corey_sched_last_error() gives the message of the last failure on the calling
- * thread. Handles are released by their destroy function; null is allowed there,
- * and nowhere else unless said so. Handles but estimators and sites are
- * immutable; sites are thread-safe; an estimator serves one thread at a time. */
+/* Chooses the chunk of a scan (the tokens that one work item processes before
+ * it hands its state on) at run time. Every function that can fail returns a
+ * status; corey_sched_last_error() gives the message of the last failure on the
+ * calling thread. Handles are released by their destroy function; null is
+ * allowed there, and nowhere else unless said so. Handles but estimators and
+ * sites are immutable; sites are thread-safe; an estimator serves one thread at
+ * a time. */
 typedef enum corey_sched_status {
   COREY_SCHED_OK = 0,
   COREY_SCHED_INVALID_ARGUMENT,
@@ -61,7 +62,8 @@ typedef enum corey_sched_sampling {
   COREY_SCHED_SAMPLE_TOKEN
 } corey_sched_sampling;
 
-/* See corey/Scheduler/Estimator.h. Fill it by corey_sched_estimator_defaults. */
+/* See corey/Scheduler/Estimator.h. Fill it by corey_sched_estimator_defaults.
+ */
 typedef struct corey_sched_estimator_options {
   int32_t bins;
   corey_sched_range range;
@@ -102,10 +104,9 @@ corey_sched_status
 corey_sched_estimator_create(const corey_sched_estimator_options *options,
                              corey_sched_estimator **estimator);
 void corey_sched_estimator_destroy(corey_sched_estimator *estimator);
-corey_sched_status
-corey_sched_estimate(corey_sched_estimator *estimator,
-                     const corey_sched_tensor *tensor,
-                     corey_sched_statistics *statistics);
+corey_sched_status corey_sched_estimate(corey_sched_estimator *estimator,
+                                        const corey_sched_tensor *tensor,
+                                        corey_sched_statistics *statistics);
 
 /*===-- Rules -------------------------------------------------------------===*/
 
@@ -164,26 +165,25 @@ corey_sched_status corey_sched_decide(corey_sched_site *site, int64_t batch,
                                       int64_t length,
                                       corey_sched_decision *decision);
 /* Statistics for later decisions, and what they took to gather. */
-corey_sched_status
-corey_sched_publish(corey_sched_site *site,
-                    const corey_sched_statistics *statistics,
-                    double milliseconds);
+corey_sched_status corey_sched_publish(corey_sched_site *site,
+                                       const corey_sched_statistics *statistics,
+                                       double milliseconds);
 /* Fixes the chunk of a site; 0 gives it back to the policy. */
 corey_sched_status corey_sched_set_chunk(corey_sched_site *site, int64_t chunk);
 /* The last decision's reason in words, NUL-terminated and cut to `size` bytes;
  * returns the length of the whole. `text` may be null if size is 0. */
 size_t corey_sched_explain(const corey_sched_site *site, char *text,
                            size_t size);
-/* The options of the estimator the site's policy wants. `wanted` becomes 0 if it
- * decides on no statistics. */
-corey_sched_status
-corey_sched_wanted(const corey_sched_site *site, int32_t *wanted,
-                   corey_sched_estimator_options *options);
+/* The options of the estimator the site's policy wants. `wanted` becomes 0 if
+ * it decides on no statistics. */
+corey_sched_status corey_sched_wanted(const corey_sched_site *site,
+                                      int32_t *wanted,
+                                      corey_sched_estimator_options *options);
 
 /*===-- Tuning ------------------------------------------------------------===*/
 
-/* Milliseconds of one run with `chunk` tokens (0: unsplit) of a variant; negative
- * or NaN for failure, which ends the tuning. */
+/* Milliseconds of one run with `chunk` tokens (0: unsplit) of a variant;
+ * negative or NaN for failure, which ends the tuning. */
 typedef double (*corey_sched_measure)(void *user, int64_t chunk,
                                       int32_t variant);
 

@@ -36,9 +36,9 @@ void corey_rt_gemm(int64_t x, int64_t w, int64_t y, int64_t batch, int64_t rows,
                    int64_t yRowStride, int64_t accumulate);
 
 /// Gathers statistics of a tensor for `site`. `address` is that of element 0,
-/// `layout` that of `rank` sizes followed by `rank` strides in elements, rank at
-/// most 8. `width` is the element's width in bits: 32 for f32, 16 for f16, -16
-/// for bf16. What one call sees is there for the next.
+/// `layout` that of `rank` sizes followed by `rank` strides in elements, rank
+/// at most 8. `width` is the element's width in bits: 32 for f32, 16 for f16,
+/// -16 for bf16. What one call sees is there for the next.
 void corey_rt_observe(int64_t site, int64_t address, int64_t layout,
                       int64_t rank, int64_t width);
 

@@ -23,7 +23,8 @@ namespace corey::scheduler {
 class ChunkRule {
 public:
   enum class Kind {
-    /// r = min(H / H_ref, 1), raw = c_min + r (c_max - c_min), the nearest power
+    /// r = min(H / H_ref, 1), raw = c_min + r (c_max - c_min), the nearest
+    /// power
     /// of two to raw in the log domain (half to even), clamped to
     /// [c_min, c_max].
     PowerOfTwo,
@@ -31,7 +32,8 @@ public:
     Tile32,
     /// The nearest of 32, 64, 128, 256, 512 to Tile32's; ties go down.
     Coarse,
-    /// c = clamp(32 + trunc(480 h), 32, 512), 32 floor((c + 15) / 32), with h the
+    /// c = clamp(32 + trunc(480 h), 32, 512), 32 floor((c + 15) / 32), with h
+    /// the
     /// entropy normalised by ln K.
     Profile
   };

@@ -59,8 +59,9 @@ struct TableEntry {
 ///        "low_ms": 2.4, "high_ms": 2.6, "runs": 20}]}]}
 ///
 /// Files are checked in full: anything missing, unknown, of the wrong kind, out
-/// of range or given twice is an error that names the file, the entry, the field,
-/// what was expected and what came. Files of a newer version are refused.
+/// of range or given twice is an error that names the file, the entry, the
+/// field, what was expected and what came. Files of a newer version are
+/// refused.
 class ChunkTable {
 public:
   /// The table of JSON text; `name` stands for it in messages.
@@ -75,16 +76,16 @@ public:
   /// missing cache is an empty one; a damaged one is an error.
   static Expected<ChunkTable> shippedAndCached();
 
-  /// Adds an entry; one of the same key is replaced. Errors: InvalidArgument for
-  /// an entry that a file could not hold.
+  /// Adds an entry; one of the same key is replaced. Errors: InvalidArgument
+  /// for an entry that a file could not hold.
   Status add(TableEntry entry);
   /// Adds every entry of `other`, which wins.
   void merge(const ChunkTable &other);
 
   /// The entry that speaks for `problem` on `device`: same name and units, op,
-  /// dtype, channels, head size, states and groups, with ranges that contain the
-  /// batch and the length; of several the one measured nearest (in ratio). Null
-  /// if there is none. `units`, if not 0, stands for the device's.
+  /// dtype, channels, head size, states and groups, with ranges that contain
+  /// the batch and the length; of several the one measured nearest (in ratio).
+  /// Null if there is none. `units`, if not 0, stands for the device's.
   const TableEntry *find(const Device &device, const Problem &problem,
                          int64_t units = 0) const;
 

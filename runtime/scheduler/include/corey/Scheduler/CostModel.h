@@ -125,8 +125,8 @@ public:
     const Problem &problem;
     const Variant &variant;
     int64_t units;
-    /// Where one item walks all chunks: the time without pieces, that of a piece,
-    /// and that of a pair of its tokens.
+    /// Where one item walks all chunks: the time without pieces, that of a
+    /// piece, and that of a pair of its tokens.
     double base = 0, perPiece = 0, perSquare = 0;
   };
 

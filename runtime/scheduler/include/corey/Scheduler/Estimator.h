@@ -28,7 +28,8 @@ enum class RangeMode {
   PaddedMinMax,
   /// The given [low, high]. One pass. Constant if min = max.
   Fixed,
-  /// Between the quantiles q and 1 - q of what was seen before, which follow the
+  /// Between the quantiles q and 1 - q of what was seen before, which follow
+  /// the
   /// data as a moving average: one far outlier does not move the bins. One
   /// pass, but for the first tensor, which takes at least three.
   RunningQuantile
@@ -120,7 +121,8 @@ struct DecayOptions {
 };
 
 /// sum dt A over one chunk of one sequence, over its channels and states: the
-/// logarithm of what is left at the end of the chunk of the state it began with.
+/// logarithm of what is left at the end of the chunk of the state it began
+/// with.
 struct DecayMass {
   int64_t batch = 0, begin = 0, end = 0;
   /// The slowest decay (largest sum), the mean, and the fastest.
@@ -138,9 +140,9 @@ struct DecayMass {
 /// [D, N] (selective scan) or [D] (SSD, D heads), one entry per sequence and
 /// chunk in order. Errors: InvalidArgument for shapes that do not fit or a
 /// negative chunk.
-Expected<std::vector<DecayMass>> computeDecayMass(const TensorView &delta,
-                                                  const TensorView &A,
-                                                  const DecayOptions &options = {});
+Expected<std::vector<DecayMass>>
+computeDecayMass(const TensorView &delta, const TensorView &A,
+                 const DecayOptions &options = {});
 
 } // namespace corey::scheduler
 

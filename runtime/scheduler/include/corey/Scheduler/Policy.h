@@ -91,8 +91,8 @@ struct Decision {
 struct PolicyContext;
 
 /// Chooses chunks. Deterministic: equal queries get equal decisions. Immutable
-/// and therefore thread-safe; decide() allocates nothing and takes at most a few
-/// hundred nanoseconds.
+/// and therefore thread-safe; decide() allocates nothing and takes at most a
+/// few hundred nanoseconds.
 class Policy {
 public:
   virtual ~Policy();
@@ -150,8 +150,9 @@ struct PolicyContext {
 ///                         [cost-model]; file= in place of the default table
 ///
 /// Options of policies with a rule: rule=unified (a name of
-/// ChunkRule::names()), or c_min=, c_max=, h_ref= (0: ln K); bins=256; min_length=16,
-/// below which nothing is split; smooth=1 decides on the moving average.
+/// ChunkRule::names()), or c_min=, c_max=, h_ref= (0: ln K); bins=256;
+/// min_length=16, below which nothing is split; smooth=1 decides on the moving
+/// average.
 ///
 /// Errors: InvalidArgument naming what was expected and what came; those of a
 /// file.
@@ -165,8 +166,9 @@ parsePolicy(std::string_view spec, const PolicyContext &context = {});
 ///    "rules": [{"max_length": 50, "chunk": 128}], "default_chunk": 512}
 ///
 /// The first rule that matches wins. Its bounds are optional and inclusive:
-/// min_layer, max_layer, min_length, max_length, min_entropy, max_entropy (nats);
-/// a bound on what a query lacks matches nothing. Errors: InvalidArgument.
+/// min_layer, max_layer, min_length, max_length, min_entropy, max_entropy
+/// (nats); a bound on what a query lacks matches nothing. Errors:
+/// InvalidArgument.
 Expected<std::shared_ptr<const Policy>> parseRules(std::string_view text,
                                                    std::string_view name);
 

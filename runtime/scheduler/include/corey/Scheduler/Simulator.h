@@ -33,14 +33,14 @@ struct TracePrompt {
 
 /// Generated prompts of nine regimes in a random order: short_chat (about 25
 /// tokens), long_doc_qa (900 to 1500), code_repo, logs_uuid, tables_csv,
-/// repetition_policy, mixed_zh_en, ocr_forms, and long (longLength). The texts are
-/// templates filled by a generator; their lengths and their variety are what
-/// matters here.
+/// repetition_policy, mixed_zh_en, ocr_forms, and long (longLength). The texts
+/// are templates filled by a generator; their lengths and their variety are
+/// what matters here.
 std::vector<TracePrompt> makeTrace(const TraceOptions &options = {});
 
 /// A stand-in for the activation that enters a scan, [tokens, channels]: an
-/// embedding drawn per token from a normal distribution, a causal convolution of
-/// width 4 with drawn weights, and SiLU.
+/// embedding drawn per token from a normal distribution, a causal convolution
+/// of width 4 with drawn weights, and SiLU.
 std::vector<float> traceActivation(const TracePrompt &prompt, int64_t channels,
                                    uint64_t seed = 7);
 
@@ -50,7 +50,8 @@ using MeasureProblem =
 
 struct SimulatorOptions {
   /// Timed rounds per shape, at least 4, and the milliseconds after which no
-  /// further round begins once there are `minRounds`: medians of fewer say little.
+  /// further round begins once there are `minRounds`: medians of fewer say
+  /// little.
   int rounds = 21;
   int minRounds = 8;
   double budgetMsPerShape = 400;
@@ -67,8 +68,8 @@ struct RegimeReport {
 
 struct PolicyReport {
   std::string policy;
-  /// Mean time of the scan over the calls, and how much longer that is than with
-  /// the best chunk of every call, as a share.
+  /// Mean time of the scan over the calls, and how much longer that is than
+  /// with the best chunk of every call, as a share.
   double meanMs = 0, gapToOracle = 0;
   /// Time of a decision that has its statistics, and of gathering those.
   double decisionNs = 0, statisticsMs = 0;
@@ -88,10 +89,10 @@ struct SimulationReport {
 /// Replays `trace` against each policy: every call gets the decision of the
 /// policy, which has the statistics of the calls before it. The times of every
 /// chunk that is chosen or that the oracle may choose are measured first, shape
-/// by shape, interleaved and in random order; the oracle chooses by the medians of
-/// the even rounds, and every time that is reported comes from the odd ones, so
-/// that the oracle gains nothing from noise. Errors: InvalidArgument for an empty
-/// trace or no policies; those of `measure`.
+/// by shape, interleaved and in random order; the oracle chooses by the medians
+/// of the even rounds, and every time that is reported comes from the odd ones,
+/// so that the oracle gains nothing from noise. Errors: InvalidArgument for an
+/// empty trace or no policies; those of `measure`.
 Expected<SimulationReport>
 simulate(const SiteInfo &site, const std::vector<TracePrompt> &trace,
          const std::vector<std::shared_ptr<const Policy>> &policies,

@@ -32,16 +32,16 @@ struct SiteInfo {
 int64_t layerOf(std::string_view siteName);
 
 /// A chunk site of a program: asks a policy, with the statistics of earlier
-/// calls. Thread-safe. decide() and publish() allocate nothing and never wait for
-/// data: a decision takes whatever statistics there are.
+/// calls. Thread-safe. decide() and publish() allocate nothing and never wait
+/// for data: a decision takes whatever statistics there are.
 class Site {
 public:
   Site(SiteInfo info, std::shared_ptr<const Policy> policy);
 
   const SiteInfo &info() const { return description; }
 
-  /// The chunk for a call of `batch` sequences of `length` tokens. `units`, if not
-  /// 0, stands for the device's in this call.
+  /// The chunk for a call of `batch` sequences of `length` tokens. `units`, if
+  /// not 0, stands for the device's in this call.
   Decision decide(int64_t batch, int64_t length, int64_t units = 0);
   /// Statistics that an earlier call gathered in `milliseconds`.
   void publish(const Statistics &statistics, double milliseconds);

@@ -16,8 +16,8 @@ namespace corey::scheduler {
 class Bits;
 
 /// An entropy in nats. The unit is part of the type because the rules of the
-/// literature differ in it: a ceiling of log2 256 = 8 taken for nats moves every
-/// choice by a bucket.
+/// literature differ in it: a ceiling of log2 256 = 8 taken for nats moves
+/// every choice by a bucket.
 class Nats {
 public:
   constexpr Nats() = default;

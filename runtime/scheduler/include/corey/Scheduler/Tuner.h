@@ -46,10 +46,10 @@ std::vector<Candidate> defaultCandidates(const Problem &problem,
                                          const std::vector<Variant> &variants,
                                          int64_t least = 16);
 
-/// Measures the candidates of `problem` against one another. The unsplit case of
-/// every variant that occurs is added if it is missing. Batches of the entry are
-/// the measured one; lengths reach to the geometric middle between a factor of
-/// two on either side, unless the caller widens them. Errors:
+/// Measures the candidates of `problem` against one another. The unsplit case
+/// of every variant that occurs is added if it is missing. Batches of the entry
+/// are the measured one; lengths reach to the geometric middle between a factor
+/// of two on either side, unless the caller widens them. Errors:
 /// InvalidArgument for options, candidates or variants that make no sense, or a
 /// measured time that is not a positive number; those of `measure`.
 Expected<TableEntry> tune(const Device &device, const Problem &problem,
@@ -58,9 +58,9 @@ Expected<TableEntry> tune(const Device &device, const Problem &problem,
                           const Measure &measure,
                           const TunerOptions &options = {});
 
-/// Median of `samples` (sorted by the call) and the interval of order statistics
-/// around it that covers the true median with at least `confidence`, or the
-/// whole range if there are too few.
+/// Median of `samples` (sorted by the call) and the interval of order
+/// statistics around it that covers the true median with at least `confidence`,
+/// or the whole range if there are too few.
 struct MedianInterval {
   double median = 0, low = 0, high = 0;
 };
