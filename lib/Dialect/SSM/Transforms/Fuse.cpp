@@ -375,9 +375,17 @@ void SSMFuse::report(ArrayRef<Operation *> ops,
   else
     reason = "another partition is better";
   RegionCost cost = regionCost(ops, dynamicSize);
-  size_t depth = fusionDepthBound(
-      maxShared > 0 ? maxShared.getValue() : rates->shared,
-      std::max(terms.shared / static_cast<double>(ops.size()), 1.0));
+  // How deep a region of ops like these could be: F <= capacity / use, for
+  // shared memory and for registers.
+  auto bound = [&](double asked, double capacity, double used) {
+    size_t depth =
+        fusionDepthBound(asked > 0 ? asked : capacity,
+                         std::max(used / static_cast<double>(ops.size()), 1.0));
+    return static_cast<int64_t>(std::min(depth, size_t(1) << 20));
+  };
+  int64_t sharedBound = bound(maxShared, rates->shared, terms.shared);
+  int64_t registerBound =
+      bound(maxRegisters, rates->registers, terms.registers);
   auto fill = [&](auto &&remark) {
     remark << remark::metric("ops", names) << remark::metric("H", terms.entropy)
            << remark::metric("AI", terms.intensity)
@@ -387,8 +395,8 @@ void SSMFuse::report(ArrayRef<Operation *> ops,
            << remark::metric("tau", threshold)
            << remark::metric("bytes", cost.bytes())
            << remark::metric("bytes_kept", cost.bytesKept)
-           << remark::metric("depth_bound", static_cast<int64_t>(std::min(
-                                                depth, size_t(1) << 20)))
+           << remark::metric("depth_bound_shared", sharedBound)
+           << remark::metric("depth_bound_registers", registerBound)
            << remark::reason("{0}", reason);
   };
   if (candidate.accepted && legal)

@@ -43,7 +43,7 @@
 // DP: return %[[R]]#0, %[[R]]#1
 // DP-NOT: ssm.fused
 // NONE-NOT: ssm.fused
-// REMARKS: remark: [Missed] fuse | Category:ssm-fuse:entropy | Function=scan | AI={{.+}}, H=5.000000e-01, M={{.+}}, Reason="the score is not above the threshold", S={{.+}}, bonus=1.800000e-01, bytes={{.+}}, bytes_kept={{.+}}, depth_bound={{.+}}, ops="{{.+}}", tau=5.200000e-01
+// REMARKS: remark: [Missed] fuse | Category:ssm-fuse:entropy | Function=scan | AI={{.+}}, H=5.000000e-01, M={{.+}}, Reason="the score is not above the threshold", S={{.+}}, bonus=1.800000e-01, bytes={{.+}}, bytes_kept={{.+}}, depth_bound_registers={{.+}}, depth_bound_shared={{.+}}, ops="{{.+}}", tau=5.200000e-01
 // REMARKS: remark: [Passed] fuse | Category:ssm-fuse:entropy | Function=scan {{.*}}Reason="the score is above the threshold", S={{.+}}, bonus=3.600000e-01
 // LIMIT: ssm.fused
 // LIMIT: ssm.softplus
