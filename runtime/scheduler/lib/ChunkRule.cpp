@@ -31,8 +31,8 @@ int64_t scheduler::tile32FromNormalized(double normalized) {
   return tileFromRatio(normalized);
 }
 
-Expected<ChunkRule> ChunkRule::named(std::string_view name) {
-  static const ChunkRule rules[] = {
+const std::vector<ChunkRule> &ChunkRule::all() {
+  static const std::vector<ChunkRule> rules = {
       {Kind::PowerOfTwo, "legacy", 32, 512, 8.0},
       {Kind::PowerOfTwo, "calibrated", 32, 512, 0},
       {Kind::PowerOfTwo, "routed", 128, 512, 0},
@@ -41,20 +41,27 @@ Expected<ChunkRule> ChunkRule::named(std::string_view name) {
       {Kind::Tile32, "tile32", 64, 512, 0},
       {Kind::Coarse, "coarse", 32, 512, 0},
       {Kind::Profile, "profile", 32, 512, 0}};
-  for (const ChunkRule &rule : rules)
+  return rules;
+}
+
+Expected<ChunkRule> ChunkRule::named(std::string_view name) {
+  std::string known;
+  for (const ChunkRule &rule : all()) {
     if (rule.ruleName == name)
       return rule;
-  std::string known;
-  for (const ChunkRule &rule : rules)
     known += (known.empty() ? "" : ", ") + rule.ruleName;
+  }
   return Status::notFound("expected a chunk rule of " + known + ", got '" +
                           std::string(name) + "'");
 }
 
 const std::vector<std::string> &ChunkRule::names() {
-  static const std::vector<std::string> list = {
-      "legacy",  "calibrated", "routed", "confirm",
-      "unified", "tile32",     "coarse", "profile"};
+  static const std::vector<std::string> list = [] {
+    std::vector<std::string> names;
+    for (const ChunkRule &rule : all())
+      names.push_back(rule.ruleName);
+    return names;
+  }();
   return list;
 }
 

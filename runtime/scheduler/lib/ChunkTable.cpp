@@ -7,6 +7,7 @@
 #include "corey/Scheduler/ChunkTable.h"
 
 #include "Json.h"
+#include "ProblemJson.h"
 #include "Shipped.h"
 
 #include <algorithm>
@@ -249,16 +250,7 @@ static TableEntry readEntry(json::Object object) {
   Problem &problem = entry.problem;
   entry.device = object.string("device");
   entry.units = object.integer("units");
-  json::Value word = object["op"];
-  if (Expected<OpKind> op = parseOpKind(word.string()))
-    problem.op = *op;
-  else
-    word.fail("\"selective_scan\" or \"ssd\"");
-  word = object["dtype"];
-  if (Expected<ElementType> type = parseElementType(word.string()))
-    problem.type = *type;
-  else
-    word.fail("\"f64\", \"f32\", \"f16\" or \"bf16\"");
+  readKernelKind(object, problem.op, problem.type);
   problem.channels = object.integer("channels");
   problem.headDim = object.integer("head_dim");
   problem.states = object.integer("states");

@@ -6,6 +6,7 @@
 
 #include "corey/Scheduler/CostModel.h"
 #include "Json.h"
+#include "ProblemJson.h"
 #include "Shipped.h"
 #include <algorithm>
 #include <cmath>
@@ -388,17 +389,7 @@ Expected<CostModel> CostModel::parse(std::string_view text,
     json::Object object = models[i].object();
     ModelEntry entry;
     entry.device = object.name("device");
-    json::Value op = object["op"], dtype = object["dtype"];
-    Expected<OpKind> opKind = parseOpKind(op.string());
-    Expected<ElementType> type = parseElementType(dtype.string());
-    if (!opKind)
-      op.fail("\"selective_scan\" or \"ssd\"");
-    else
-      entry.op = *opKind;
-    if (!type)
-      dtype.fail("\"f64\", \"f32\", \"f16\" or \"bf16\"");
-    else
-      entry.type = *type;
+    readKernelKind(object, entry.op, entry.type);
     entry.variant = object.name("variant");
     json::Object constants = object.object("constants_ms");
     for (int term = 0; term < kModelTerms; ++term)

@@ -17,6 +17,13 @@ using namespace corey::scheduler;
 
 const char *const scheduler::kDefaultPolicy = "measured";
 
+static std::string joined(const std::vector<std::string> &names) {
+  std::string text;
+  for (const std::string &name : names)
+    text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
 static std::string number(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%.4g", value);
@@ -66,8 +73,6 @@ std::string Decision::explain() const {
     return "shorter than " + tokens + " tokens";
   case Reason::NoModel:
     return "no cost model for the device";
-  case Reason::NoMeasurement:
-    return "not measured";
   case Reason::Requested:
     return "set by the caller";
   }
@@ -505,8 +510,7 @@ public:
 private:
   static bool decidedNothing(Reason reason) {
     return reason == Reason::NoStatistics || reason == Reason::NotFinite ||
-           reason == Reason::EmptyStatistics || reason == Reason::NoModel ||
-           reason == Reason::NoMeasurement;
+           reason == Reason::EmptyStatistics || reason == Reason::NoModel;
   }
 
   Decision choose(const Query &query) const override {
@@ -767,8 +771,7 @@ Status takeRule(SpecOptions &spec, RuleOptions &options, bool drawsRange) {
   if (named) {
     Expected<ChunkRule> rule = ChunkRule::named(*named);
     if (!rule)
-      return spec.error("a rule of legacy, calibrated, routed, confirm, "
-                        "unified, tile32, coarse, profile",
+      return spec.error("a rule of " + joined(ChunkRule::names()),
                         "'" + *named + "'");
     options.rule = *rule;
   }
@@ -954,11 +957,8 @@ Expected<std::shared_ptr<Policy>> build(SpecOptions &spec,
     return std::shared_ptr<Policy>(
         std::make_shared<MeasuredPolicy>(std::move(table), *policy));
   }
-  std::string known;
-  for (const std::string &each : policyNames())
-    known += (known.empty() ? "" : ", ") + each;
-  return Status::invalidArgument("expected a policy of " + known + ", got '" +
-                                 name + "'");
+  return Status::invalidArgument(
+      "expected a policy of " + joined(policyNames()) + ", got '" + name + "'");
 }
 } // namespace
 

@@ -66,6 +66,7 @@ public:
   const std::string &name() const { return ruleName; }
 
 private:
+  static const std::vector<ChunkRule> &all();
   ChunkRule(Kind kind, std::string name, int64_t minimum, int64_t maximum,
             double reference)
       : ruleKind(kind), ruleName(std::move(name)), lowest(minimum),

@@ -65,7 +65,6 @@ enum class Reason : uint8_t {
   EmptyStatistics,
   TooShort,
   NoModel,
-  NoMeasurement,
   /// The caller set it.
   Requested
 };
