@@ -5,33 +5,13 @@
 //===----------------------------------------------------------------------===//
 
 #include "LoweringUtils.h"
-#include "mlir/Dialect/Bufferization/IR/Bufferization.h"
-#include "mlir/Dialect/Func/IR/FuncOps.h"
-#include "mlir/Dialect/Tensor/IR/Tensor.h"
 
 using namespace mlir;
 using namespace corey;
 
-/// A memref type with dynamic strides but for the innermost one.
-static MemRefType stridedType(RankedTensorType type) {
-  SmallVector<int64_t> strides(type.getRank(), ShapedType::kDynamic);
-  if (!strides.empty())
-    strides.back() = 1;
-  return MemRefType::get(
-      type.getShape(), type.getElementType(),
-      StridedLayoutAttr::get(type.getContext(), ShapedType::kDynamic, strides));
-}
-
 OpLowering::OpLowering(PatternRewriter &rewriter, Operation *op,
                        VectorTarget target)
-    : LoopEmitter(rewriter, op->getLoc(), target), op(op) {
-  if (!isa_and_nonnull<ssm::FusedOp>(op->getParentOp()))
-    return;
-  FailureOr<FusionPlan> found = planFusedRegion(op->getParentOp());
-  if (succeeded(found) &&
-      (found->anchor ? found->anchor : found->result.getDefiningOp()) == op)
-    plan = std::move(*found);
-}
+    : LoopEmitter(rewriter, op->getLoc(), target), OpBuffers(rewriter, op) {}
 
 LoopEmitter::Compute OpLowering::regionResult() {
   for (Value operand : op->getOperands())
@@ -42,17 +22,11 @@ LoopEmitter::Compute OpLowering::regionResult() {
   };
 }
 
-Value OpLowering::plainBuffer(Value tensor) {
-  return bufferization::ToBufferOp::create(
-      b, loc, stridedType(cast<RankedTensorType>(tensor.getType())), tensor,
-      /*read_only=*/true);
-}
-
 void OpLowering::openLeaves(Value value) {
   if (leaves.contains(value) || value.getDefiningOp() == op)
     return;
   bool inside = plan->contains(value.getDefiningOp());
-  leaves[value] = inside ? Value() : plainBuffer(value);
+  leaves[value] = inside ? Value() : view(value);
   if (inside)
     for (Value operand : value.getDefiningOp()->getOperands())
       openLeaves(operand);
@@ -82,10 +56,8 @@ Value OpLowering::evaluate(Value value, ValueRange indices, int64_t lanes,
 }
 
 Value OpLowering::buffer(Value tensor) {
-  if (!tensor)
-    return {};
-  if (!plan || !plan->contains(tensor.getDefiningOp()))
-    return plainBuffer(tensor);
+  if (!tensor || !isComputed(tensor))
+    return view(tensor);
   openLeaves(tensor);
   // The first operand of an elementwise op has all its axes. The view is one of
   // its own: the same value may also be read as it is.
@@ -93,36 +65,22 @@ Value OpLowering::buffer(Value tensor) {
   while (plan->contains(source.getDefiningOp()))
     source = source.getDefiningOp()->getOperand(0);
   Value sizes = leaves.lookup(source);
-  Value view = memref::CastOp::create(
+  Value computed = memref::CastOp::create(
       b, loc,
-      stridedType(
+      stridedMemRefType(
           cast<RankedTensorType>(tensor.getType())
               .clone(cast<MemRefType>(sizes.getType()).getElementType())),
       sizes);
-  computeOnLoad(view, [this, tensor](ValueRange indices, int64_t lanes) {
+  computeOnLoad(computed, [this, tensor](ValueRange indices, int64_t lanes) {
     DenseMap<Value, Value> known;
     return evaluate(tensor, indices, lanes, known);
   });
-  return view;
+  return computed;
 }
 
 Value OpLowering::output(unsigned i) {
-  if (resultShapes.empty())
-    (void)cast<ReifyRankedShapedTypeOpInterface>(op).reifyResultShapes(
-        b, resultShapes);
-  auto type = cast<RankedTensorType>(op->getResult(i).getType());
-  bool hasEpilogue = i == 0 && plan && !plan->epilogue.empty();
-  Type element =
-      hasEpilogue ? getElementTypeOrSelf(plan->result) : type.getElementType();
-  Values sizes;
-  for (int64_t dim = 0; dim < type.getRank(); ++dim)
-    if (type.isDynamicDim(dim))
-      sizes.push_back(
-          getValueOrCreateConstantIndexOp(b, loc, resultShapes[i][dim]));
-  Value memref =
-      memref::AllocOp::create(b, loc, MemRefType::get(type.getShape(), element),
-                              sizes, b.getI64IntegerAttr(64));
-  if (hasEpilogue) {
+  Value memref = allocate(i);
+  if (i == 0 && hasEpilogue()) {
     openLeaves(plan->result);
     transformOnStore(memref,
                      [this](Value value, ValueRange indices, int64_t lanes) {
@@ -142,65 +100,6 @@ Value OpLowering::f32Like(Value memref) {
   return memref::AllocOp::create(
       b, loc, MemRefType::get(type.getShape(), b.getF32Type()), sizes,
       b.getI64IntegerAttr(64));
-}
-
-void OpLowering::replace(PatternRewriter &rewriter, ValueRange buffers) {
-  Values tensors;
-  for (auto [i, result, buffer] : llvm::enumerate(op->getResults(), buffers)) {
-    Value replaced = i == 0 && plan && !plan->epilogue.empty() ? plan->result
-                                                               : Value(result);
-    auto memref = cast<MemRefType>(buffer.getType());
-    // Not writable: readers of the tensor fold to readers of the buffer, of
-    // which those who would write to it in place do not know.
-    Value tensor = bufferization::ToTensorOp::create(
-        b, loc,
-        RankedTensorType::get(memref.getShape(), memref.getElementType()),
-        buffer, /*restrict=*/true, /*writable=*/false);
-    if (tensor.getType() != replaced.getType())
-      tensor = tensor::CastOp::create(b, loc, replaced.getType(), tensor);
-    if (replaced != result) {
-      rewriter.replaceAllUsesWith(replaced, tensor);
-      // What the epilogue was is dead now and goes away with the next clean-up;
-      // until then it reads a tensor of no content.
-      Values sizes;
-      auto type = cast<RankedTensorType>(result.getType());
-      for (int64_t dim = 0; dim < type.getRank(); ++dim)
-        if (type.isDynamicDim(dim))
-          sizes.push_back(
-              getValueOrCreateConstantIndexOp(b, loc, resultShapes[0][dim]));
-      tensor = tensor::EmptyOp::create(b, loc, type.getShape(),
-                                       type.getElementType(), sizes);
-    }
-    tensors.push_back(tensor);
-  }
-  rewriter.replaceOp(op, tensors);
-}
-
-Value OpLowering::callRuntime(StringRef name, ValueRange arguments,
-                              Type result) {
-  auto module = op->getParentOfType<ModuleOp>();
-  TypeRange results = result ? TypeRange(result) : TypeRange();
-  if (!module.lookupSymbol<func::FuncOp>(name)) {
-    OpBuilder::InsertionGuard guard(b);
-    b.setInsertionPointToStart(module.getBody());
-    func::FuncOp::create(b, module.getLoc(), name,
-                         b.getFunctionType(arguments.getTypes(), results))
-        .setPrivate();
-  }
-  auto call = func::CallOp::create(b, loc, name, results, arguments);
-  return result ? call.getResult(0) : Value();
-}
-
-Value OpLowering::address(Value memref) {
-  Value base = memref::ExtractAlignedPointerAsIndexOp::create(b, loc, memref);
-  auto metadata = memref::ExtractStridedMetadataOp::create(b, loc, memref);
-  int64_t bytes =
-      cast<MemRefType>(memref.getType()).getElementTypeBitWidth() / 8;
-  return toI64(add(base, mul(metadata.getOffset(), bytes)));
-}
-
-Value OpLowering::toI64(Value index) {
-  return arith::IndexCastOp::create(b, loc, b.getI64Type(), index);
 }
 
 void OpLowering::parallelOver(Value memref, int64_t rank,

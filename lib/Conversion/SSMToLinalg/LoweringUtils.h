@@ -7,9 +7,8 @@
 #ifndef COREY_LIB_CONVERSION_SSMTOLINALG_LOWERINGUTILS_H
 #define COREY_LIB_CONVERSION_SSMTOLINALG_LOWERINGUTILS_H
 
+#include "../Common/OpBuffers.h"
 #include "LoopEmitter.h"
-#include "corey/Analysis/FusionPlan.h"
-#include "corey/Dialect/SSM/IR/SSMOps.h"
 #include "mlir/IR/PatternMatch.h"
 #include "mlir/IR/TypeUtilities.h"
 
@@ -19,7 +18,7 @@ namespace corey {
 /// with a unit innermost stride, outputs are allocated, and the loops stand in
 /// between. If the op is the anchor of an `ssm.fused`, the pointwise ops around
 /// it are computed where its loops load and store, without their knowing.
-class OpLowering : public LoopEmitter {
+class OpLowering : public LoopEmitter, public OpBuffers {
 public:
   OpLowering(mlir::PatternRewriter &rewriter, mlir::Operation *op,
              VectorTarget target);
@@ -36,14 +35,9 @@ public:
   /// An f32 buffer of the shape of `memref`.
   Value f32Like(Value memref);
   /// Replaces the op by the given buffers; `buffers` has one per result.
-  void replace(mlir::PatternRewriter &rewriter, mlir::ValueRange buffers);
-
-  /// Calls a function of the run-time library (runtime/device).
-  Value callRuntime(llvm::StringRef name, mlir::ValueRange arguments,
-                    mlir::Type result = {});
-  /// Address of element 0 of a memref, as i64.
-  Value address(Value memref);
-  Value toI64(Value index);
+  void replace(mlir::PatternRewriter &rewriter, mlir::ValueRange buffers) {
+    replaceWith(buffers);
+  }
 
   /// Loops in parallel over every index of the first `rank` axes.
   void parallelOver(Value memref, int64_t rank,
@@ -53,8 +47,6 @@ public:
   void serialOver(Value memref, int64_t rank,
                   llvm::function_ref<void(mlir::ValueRange ivs)> body);
 
-  mlir::Operation *op;
-
 private:
   /// Views what `value` of the fused region is computed from as memrefs.
   void openLeaves(Value value);
@@ -63,13 +55,10 @@ private:
   /// computed once however many paths lead to them.
   Value evaluate(Value value, mlir::ValueRange indices, int64_t lanes,
                  llvm::DenseMap<Value, Value> &known);
-  Value plainBuffer(Value tensor);
 
   /// The memrefs of what the region gets from outside; null for what it
   /// computes.
   llvm::DenseMap<Value, Value> leaves;
-  mlir::ReifiedRankedShapedTypeDims resultShapes;
-  std::optional<FusionPlan> plan;
 };
 
 /// `ivs` followed by `last`.

@@ -29,25 +29,6 @@ using namespace corey::ssm;
 static constexpr int64_t kMaxObservedRank = 8;
 
 namespace {
-/// Address of a NUL-terminated constant with the name of a site, as i64.
-Value siteAddress(OpLowering &e, FlatSymbolRefAttr site) {
-  auto module = e.op->getParentOfType<ModuleOp>();
-  std::string name = "corey_site_" + site.getValue().str();
-  if (!module.lookupSymbol(name)) {
-    OpBuilder::InsertionGuard guard(e.b);
-    e.b.setInsertionPointToStart(module.getBody());
-    std::string text = site.getValue().str();
-    text.push_back('\0');
-    auto type = LLVM::LLVMArrayType::get(e.b.getI8Type(), text.size());
-    LLVM::GlobalOp::create(e.b, module.getLoc(), type, /*isConstant=*/true,
-                           LLVM::Linkage::Internal, name,
-                           e.b.getStringAttr(text));
-  }
-  Value address = LLVM::AddressOfOp::create(
-      e.b, e.loc, LLVM::LLVMPointerType::get(e.b.getContext()), name);
-  return LLVM::PtrToIntOp::create(e.b, e.loc, e.b.getI64Type(), address);
-}
-
 struct BindChunkLowering : public SSMLowering<BindChunkOp> {
   using SSMLowering::SSMLowering;
   LogicalResult matchAndRewrite(BindChunkOp op,
@@ -63,7 +44,7 @@ struct BindChunkLowering : public SSMLowering<BindChunkOp> {
     OpLowering e(rewriter, op, target);
     Value chunk =
         e.callRuntime("corey_rt_chunk",
-                      {siteAddress(e, op.getSiteAttr()), e.toI64(op.getBatch()),
+                      {e.siteAddress(op.getSiteAttr()), e.toI64(op.getBatch()),
                        e.toI64(op.getLength()), e.toI64(e.index(fallback))},
                       e.b.getI64Type());
     rewriter.replaceOpWithNewOp<arith::IndexCastOp>(op, e.b.getIndexType(),
@@ -108,7 +89,7 @@ struct ObserveLowering : public SSMLowering<ObserveOp> {
     Value code = e.toI64(
         e.index(isa<BFloat16Type>(type.getElementType()) ? -width : width));
     e.callRuntime("corey_rt_observe",
-                  {siteAddress(e, op.getSiteAttr()), e.address(x),
+                  {e.siteAddress(op.getSiteAttr()), e.address(x),
                    e.address(layout), e.toI64(e.index(rank)), code});
     rewriter.replaceOp(op, op.getX());
     return success();

@@ -1,0 +1,63 @@
+//===- OpBuffers.h - Tensors of an op as memrefs ----------------*- C++ -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef COREY_LIB_CONVERSION_COMMON_OPBUFFERS_H
+#define COREY_LIB_CONVERSION_COMMON_OPBUFFERS_H
+
+#include "corey/Analysis/FusionPlan.h"
+#include "corey/Dialect/SSM/IR/SSMOps.h"
+#include "mlir/Dialect/MemRef/IR/MemRef.h"
+#include "mlir/IR/PatternMatch.h"
+
+namespace corey {
+
+/// The half of a lowering that every target shares: an op on tensors, alone or
+/// the anchor of an `ssm.fused`, becomes code on memrefs. Inputs are viewed as
+/// memrefs with a unit innermost stride, outputs are allocated, and the op is
+/// replaced by the tensors in them.
+class OpBuffers {
+public:
+  OpBuffers(mlir::PatternRewriter &rewriter, mlir::Operation *op);
+
+  /// Views a tensor that is in memory as a memref; null for null.
+  mlir::Value view(mlir::Value tensor);
+  /// Whether the kernel of the fused region computes `tensor` itself.
+  bool isComputed(mlir::Value tensor) const;
+  /// Whether pointwise ops follow the op in its region.
+  bool hasEpilogue() const { return plan && !plan->epilogue.empty(); }
+  /// The type of what is written for result `index`: that of the end of the
+  /// epilogue for the first.
+  mlir::RankedTensorType outputType(unsigned index) const;
+  /// Allocates the memref of result `index`, with the reified shape.
+  mlir::Value allocate(unsigned index);
+  /// Replaces the op by the given buffers; `buffers` has one per result.
+  void replaceWith(mlir::ValueRange buffers);
+
+  /// Calls a function of the run-time library (runtime/device).
+  mlir::Value callRuntime(llvm::StringRef name, mlir::ValueRange arguments,
+                          mlir::Type result = {});
+  /// Address of element 0 of a memref, as i64.
+  mlir::Value address(mlir::Value memref);
+  mlir::Value toI64(mlir::Value index);
+  /// Address of a NUL-terminated constant with the name of a site, as i64.
+  mlir::Value siteAddress(mlir::FlatSymbolRefAttr site);
+
+  mlir::Operation *op;
+  std::optional<FusionPlan> plan;
+
+private:
+  mlir::PatternRewriter &rewriter;
+  mlir::Location where;
+  mlir::ReifiedRankedShapedTypeDims resultShapes;
+};
+
+/// A memref type of the shape of `type` with dynamic strides but for the
+/// innermost one.
+mlir::MemRefType stridedMemRefType(mlir::RankedTensorType type);
+
+} // namespace corey
+
+#endif // COREY_LIB_CONVERSION_COMMON_OPBUFFERS_H
