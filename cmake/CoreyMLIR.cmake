@@ -19,7 +19,7 @@ foreach(target IN LISTS MLIR_EXPORTED_TARGETS)
 endforeach()
 
 llvm_map_components_to_libnames(COREY_LLVM_LIBS
-  core support supportlsp X86CodeGen X86AsmParser X86Desc X86Info
+  core support supportlsp NVPTXCodeGen NVPTXDesc NVPTXInfo X86CodeGen X86AsmParser X86Desc X86Info
   orcjit jitlink passes native)
 
 # corey_add_library(<name> <sources>... [DEPENDS <targets>...] [LINK <libs>...])

@@ -1,4 +1,4 @@
-//===- Buffers.cpp - Steps of the CPU pipeline on buffers -----------------===//
+//===- Buffers.cpp - Steps of the pipelines on buffers --------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
@@ -71,7 +71,7 @@ static void resultsToArguments(func::FuncOp function) {
       alloc.replaceAllUsesWith(out);
       alloc.erase();
     } else {
-      linalg::makeMemRefCopyOp(builder, loc, value, out);
+      memref::CopyOp::create(builder, loc, value, out);
     }
   }
   terminator->setOperands(plain);
@@ -85,6 +85,7 @@ static void resultsToArguments(func::FuncOp function) {
 
 namespace {
 struct Bufferize : public corey::impl::BufferizeBase<Bufferize> {
+  using Base::Base;
   void runOnOperation() override {
     bufferization::OneShotBufferizationOptions options;
     options.bufferizeFunctionBoundaries = true;
@@ -142,6 +143,8 @@ struct Bufferize : public corey::impl::BufferizeBase<Bufferize> {
         function->setAttr("llvm.emit_c_interface",
                           UnitAttr::get(&getContext()));
       }
+    if (keepCopies)
+      return;
     // Copies become loops like everything else.
     SmallVector<memref::CopyOp> copies;
     getOperation().walk([&](memref::CopyOp op) { copies.push_back(op); });
@@ -309,11 +312,15 @@ struct GuardParallelRegions
 
 struct RuntimeAllocation
     : public corey::impl::RuntimeAllocationBase<RuntimeAllocation> {
+  using Base::Base;
+
   void runOnOperation() override {
     SymbolTable symbols(getOperation());
     for (auto [from, to] :
-         {std::pair<StringRef, StringRef>{"malloc", "corey_rt_malloc"},
-          {"free", "corey_rt_free"}})
+         {std::pair<StringRef, StringRef>{"malloc",
+                                          onDevice ? "corey_rt_device_malloc"
+                                                   : "corey_rt_malloc"},
+          {"free", onDevice ? "corey_rt_device_free" : "corey_rt_free"}})
       if (auto function = symbols.lookup<LLVM::LLVMFuncOp>(from)) {
         if (failed(symbols.rename(function, to)))
           return signalPassFailure();

@@ -1,4 +1,4 @@
-//===- Passes.td - Steps of the CPU pipeline on buffers ----*- tablegen -*-===//
+//===- Passes.td - Steps of the pipelines on buffers -------*- tablegen -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
@@ -17,6 +17,10 @@ def Bufferize : Pass<"corey-bufferize", "::mlir::ModuleOp"> {
     trailing memref arguments that the caller provides; a result that is a fresh
     allocation is written in place.
   }];
+  let options = [
+    Option<"keepCopies", "keep-copies", "bool", /*default=*/"false",
+      "Leave copies between buffers as memref.copy; by default they become loops.">
+  ];
   let dependentDialects = ["::mlir::bufferization::BufferizationDialect",
                            "::mlir::memref::MemRefDialect", "::mlir::linalg::LinalgDialect"];
 }
@@ -60,6 +64,10 @@ def RuntimeAllocation : Pass<"corey-runtime-allocation", "::mlir::ModuleOp"> {
     Replaces calls of `malloc` and `free` by `corey_rt_malloc` and
     `corey_rt_free`, which serve a call from memory kept from earlier ones.
   }];
+  let options = [
+    Option<"onDevice", "on-device", "bool", /*default=*/"false",
+      "Allocate memory of the device, through corey_rt_device_malloc and corey_rt_device_free.">
+  ];
   let dependentDialects = ["::mlir::LLVM::LLVMDialect"];
 }
 

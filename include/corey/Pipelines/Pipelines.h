@@ -19,14 +19,13 @@ namespace corey {
 #define GEN_PASS_REGISTRATION
 #include "corey/Pipelines/Passes.h.inc"
 
-/// Options of `corey-cpu-pipeline`; they mirror those of its passes.
-struct CPUPipelineOptions
-    : public mlir::PassPipelineOptions<CPUPipelineOptions> {
-  Option<int64_t> vectorBits{
-      *this, "vector-bits",
-      llvm::cl::desc("Width of a vector register: 256 (AVX2) or 512 (AVX-512). "
-                     "0 (default) takes the host's."),
-      llvm::cl::init(0)};
+/// Options of every pipeline; they mirror those of its passes.
+template <typename Derived>
+struct ProgramPipelineOptions : public mlir::PassPipelineOptions<Derived> {
+  template <typename T>
+  using Option =
+      typename mlir::PassPipelineOptions<Derived>::template Option<T>;
+
   Option<std::string> policy{
       *this, "policy",
       llvm::cl::desc("Scheduler policy recorded at every bound chunk; empty "
@@ -54,20 +53,42 @@ struct CPUPipelineOptions
       llvm::cl::init(true)};
 };
 
-/// The phases of the CPU pipeline, in order. `corey-run --emit=<phase>` prints
-/// the module after one of them.
-enum class CPUPhase {
+/// Options of `corey-cpu-pipeline`.
+struct CPUPipelineOptions : public ProgramPipelineOptions<CPUPipelineOptions> {
+  Option<int64_t> vectorBits{
+      *this, "vector-bits",
+      llvm::cl::desc("Width of a vector register: 256 (AVX2) or 512 (AVX-512). "
+                     "0 (default) takes the host's."),
+      llvm::cl::init(0)};
+};
+
+/// Options of `corey-gpu-pipeline`.
+struct GPUPipelineOptions : public ProgramPipelineOptions<GPUPipelineOptions> {
+  Option<std::string> chip{
+      *this, "chip",
+      llvm::cl::desc(
+          "Chip the kernels are made for, such as sm_90a (default)."),
+      llvm::cl::init("sm_90a")};
+  Option<int64_t> multiprocessors{
+      *this, "multiprocessors",
+      llvm::cl::desc(
+          "Multiprocessors of the device; 132 (default) on an H200."),
+      llvm::cl::init(132)};
+};
+
+/// The phases of a pipeline, in order. `corey-run --emit=<phase>` prints the
+/// module after one of them.
+enum class Phase {
   /// Canonical ssm ops, as given.
   Captured,
   /// Work on weights is in a function of its own; ops that become one kernel
-  /// are
-  /// regions.
+  /// are regions.
   Fused,
   /// Chunks are values, weights are arguments, shape functions exist.
   Bound,
-  /// linalg and loops on tensors.
+  /// CPU: linalg and loops, on tensors. GPU: kernels and their launches.
   Lowered,
-  /// Loops on memrefs.
+  /// The same on memrefs.
   Buffers,
   /// The LLVM dialect.
   LLVM
@@ -76,8 +97,12 @@ enum class CPUPhase {
 /// Adds the passes of the CPU pipeline from phase `first` to phase `last`.
 void buildCPUPipeline(mlir::OpPassManager &pm,
                       const CPUPipelineOptions &options,
-                      CPUPhase first = CPUPhase::Captured,
-                      CPUPhase last = CPUPhase::LLVM);
+                      Phase first = Phase::Captured, Phase last = Phase::LLVM);
+
+/// Adds the passes of the GPU pipeline from phase `first` to phase `last`.
+void buildGPUPipeline(mlir::OpPassManager &pm,
+                      const GPUPipelineOptions &options,
+                      Phase first = Phase::Captured, Phase last = Phase::LLVM);
 
 /// Registers the named pipelines.
 void registerPipelines();

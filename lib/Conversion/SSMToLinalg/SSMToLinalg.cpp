@@ -5,6 +5,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "corey/Conversion/SSMToLinalg/SSMToLinalg.h"
+#include "../Common/SchedulerOps.h"
 #include "LoweringUtils.h"
 #include "mlir/Dialect/Bufferization/IR/Bufferization.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
@@ -25,77 +26,7 @@ using namespace mlir;
 using namespace corey;
 using namespace corey::ssm;
 
-/// What corey_rt_observe takes.
-static constexpr int64_t kMaxObservedRank = 8;
-
 namespace {
-struct BindChunkLowering : public SSMLowering<BindChunkOp> {
-  using SSMLowering::SSMLowering;
-  LogicalResult matchAndRewrite(BindChunkOp op,
-                                PatternRewriter &rewriter) const override {
-    // Who runs the program asks the site's policy. A constant also serves where
-    // there is nobody to ask.
-    int64_t fallback = 0;
-    StringRef policy = op.getPolicy().value_or("");
-    if (policy.consume_front("static:") &&
-        (policy.getAsInteger(10, fallback) || fallback < 1))
-      return op.emitOpError("expected a policy 'static:<tokens>', got '")
-             << *op.getPolicy() << "'";
-    OpLowering e(rewriter, op, target);
-    Value chunk =
-        e.callRuntime("corey_rt_chunk",
-                      {e.siteAddress(op.getSiteAttr()), e.toI64(op.getBatch()),
-                       e.toI64(op.getLength()), e.toI64(e.index(fallback))},
-                      e.b.getI64Type());
-    rewriter.replaceOpWithNewOp<arith::IndexCastOp>(op, e.b.getIndexType(),
-                                                    chunk);
-    return success();
-  }
-};
-
-/// Statistics are gathered by the run-time library, of the whole tensor at
-/// once.
-struct ObserveLowering : public SSMLowering<ObserveOp> {
-  using SSMLowering::SSMLowering;
-  LogicalResult matchAndRewrite(ObserveOp op,
-                                PatternRewriter &rewriter) const override {
-    auto type = cast<RankedTensorType>(op.getX().getType());
-    int64_t rank = type.getRank();
-    if (rank > kMaxObservedRank)
-      return op.emitOpError("expected a tensor of rank at most ")
-             << kMaxObservedRank << ", got rank " << rank;
-    OpLowering e(rewriter, op, target);
-    Value x = e.buffer(op.getX());
-    // Sizes and strides lie on the stack of the function, once per op: the op
-    // may be in a loop.
-    Value layout;
-    {
-      OpBuilder::InsertionGuard guard(e.b);
-      e.b.setInsertionPointToStart(&op->getParentOfType<FunctionOpInterface>()
-                                        .getFunctionBody()
-                                        .front());
-      layout = memref::AllocaOp::create(
-          e.b, e.loc, MemRefType::get({2 * rank}, e.b.getI64Type()));
-    }
-    auto metadata = memref::ExtractStridedMetadataOp::create(e.b, e.loc, x);
-    for (int64_t i = 0; i < rank; ++i) {
-      memref::StoreOp::create(e.b, e.loc, e.toI64(e.dim(x, i)), layout,
-                              ValueRange{e.index(i)});
-      memref::StoreOp::create(e.b, e.loc, e.toI64(metadata.getStrides()[i]),
-                              layout, ValueRange{e.index(rank + i)});
-    }
-    // An element type as its width; bf16 is told from f16 by a negative width.
-    int64_t width = type.getElementTypeBitWidth();
-    Value code = e.toI64(
-        e.index(isa<BFloat16Type>(type.getElementType()) ? -width : width));
-    e.callRuntime("corey_rt_observe",
-                  {e.siteAddress(op.getSiteAttr()), e.address(x),
-                   e.address(layout), e.toI64(e.index(rank)), code});
-    rewriter.replaceOp(op, op.getX());
-    return success();
-  }
-};
-
 struct ConvertSSMToLinalg
     : public corey::impl::ConvertSSMToLinalgBase<ConvertSSMToLinalg> {
   using Base::Base;
@@ -121,7 +52,7 @@ struct ConvertSSMToLinalg
     populateSSDLowerings(patterns, *target);
     populateRowLowerings(patterns, *target);
     populateQuantizationLowerings(patterns, *target);
-    patterns.add<BindChunkLowering, ObserveLowering>(context, *target);
+    populateSchedulerLowerings(patterns, "corey_rt_observe");
     FrozenRewritePatternSet frozen(std::move(patterns));
     // A lowering that refuses an op says why; nothing is to be added to that.
     bool explained = false;

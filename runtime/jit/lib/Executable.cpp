@@ -208,7 +208,7 @@ Expected<mlir::OwningOpRef<ModuleOp>> parse(mlir::MLIRContext &context,
 }
 
 Status runPipeline(ModuleOp module, const CPUPipelineOptions &options,
-                   CPUPhase first, CPUPhase last) {
+                   Phase first, Phase last) {
   DiagnosticCollector diagnostics(module.getContext());
   mlir::PassManager manager(module.getContext());
   manager.enableVerifier(false);
@@ -826,12 +826,12 @@ Context::compile(std::string_view source, const CompileOptions &options,
   setPipelineOptions(pipeline, options);
   ModuleOp op = **module;
   if (Status status =
-          runPipeline(op, pipeline, CPUPhase::Captured, CPUPhase::Fused);
+          runPipeline(op, pipeline, Phase::Captured, Phase::Fused);
       !status)
     return status;
   program.traffic = measureTraffic(op);
   if (Status status =
-          runPipeline(op, pipeline, CPUPhase::Bound, CPUPhase::Bound);
+          runPipeline(op, pipeline, Phase::Bound, Phase::Bound);
       !status)
     return status;
   if (Status status = program.describe(op); !status)
@@ -839,7 +839,7 @@ Context::compile(std::string_view source, const CompileOptions &options,
   if (Status status = program.addSites(op); !status)
     return status;
   if (Status status =
-          runPipeline(op, pipeline, CPUPhase::Lowered, CPUPhase::LLVM);
+          runPipeline(op, pipeline, Phase::Lowered, Phase::LLVM);
       !status)
     return status;
   program.times.push_back({"lower", watch.lap()});
@@ -880,11 +880,11 @@ Expected<std::string> Context::emit(std::string_view source,
                                     std::string_view name) {
   if (Status status = checkOptions(options); !status)
     return status;
-  static constexpr std::pair<std::string_view, CPUPhase> phases[] = {
-      {"captured", CPUPhase::Captured}, {"fused", CPUPhase::Fused},
-      {"bound", CPUPhase::Bound},       {"lowered", CPUPhase::Lowered},
-      {"buffers", CPUPhase::Buffers},   {"llvm", CPUPhase::LLVM},
-      {"llvmir", CPUPhase::LLVM},       {"llvmir-opt", CPUPhase::LLVM}};
+  static constexpr std::pair<std::string_view, Phase> phases[] = {
+      {"captured", Phase::Captured}, {"fused", Phase::Fused},
+      {"bound", Phase::Bound},       {"lowered", Phase::Lowered},
+      {"buffers", Phase::Buffers},   {"llvm", Phase::LLVM},
+      {"llvmir", Phase::LLVM},       {"llvmir-opt", Phase::LLVM}};
   auto it =
       llvm::find_if(phases, [&](auto &entry) { return entry.first == phase; });
   if (it == std::end(phases))
@@ -906,7 +906,7 @@ Expected<std::string> Context::emit(std::string_view source,
   setPipelineOptions(pipeline, options);
   pipeline.observe = (*policy)->statistics().has_value();
   ModuleOp op = **module;
-  if (Status status = runPipeline(op, pipeline, CPUPhase::Captured, it->second);
+  if (Status status = runPipeline(op, pipeline, Phase::Captured, it->second);
       !status)
     return status;
   std::string text;
@@ -969,7 +969,7 @@ Status Context::exportProgram(std::string_view source, std::string_view format,
     pipeline.policy = options.policy;
   ModuleOp op = **module;
   if (Status status =
-          runPipeline(op, pipeline, CPUPhase::Captured, CPUPhase::Bound);
+          runPipeline(op, pipeline, Phase::Captured, Phase::Bound);
       !status)
     return status;
   Status unsupported;
@@ -991,7 +991,7 @@ Status Context::exportProgram(std::string_view source, std::string_view format,
   llvm::StringRef base = stem.substr(stem.rfind('/') + 1);
   std::string header = emitCHeader(op, base);
   if (Status status =
-          runPipeline(op, pipeline, CPUPhase::Lowered, CPUPhase::LLVM);
+          runPipeline(op, pipeline, Phase::Lowered, Phase::LLVM);
       !status)
     return status;
   auto machine = createHostTargetMachine();

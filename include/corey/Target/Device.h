@@ -1,0 +1,37 @@
+//===- Device.h - PTX of a program's kernels --------------------*- C++ -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef COREY_TARGET_DEVICE_H
+#define COREY_TARGET_DEVICE_H
+
+#include "mlir/IR/BuiltinOps.h"
+#include "llvm/Support/Error.h"
+#include <string>
+#include <vector>
+
+namespace corey {
+
+/// The kernels of a program.
+struct DeviceImage {
+  /// Empty if the program has none.
+  std::string ptx;
+  /// Their names, by the numbers the host launches them by.
+  std::vector<std::string> kernels;
+  std::string chip;
+};
+
+/// The chip of `text`, such as "sm_90a", or an error: kernels need sm_80 or
+/// later.
+llvm::Expected<std::string> parseChip(llvm::StringRef text);
+
+/// Compiles the kernels of a module after the LLVM phase to PTX and removes
+/// them from it, so that the rest is a module for the host.
+llvm::Expected<DeviceImage> takeDeviceImage(mlir::ModuleOp module,
+                                            unsigned optLevel = 2);
+
+} // namespace corey
+
+#endif // COREY_TARGET_DEVICE_H

@@ -1,0 +1,386 @@
+//===- GPULowering.cpp - Shared pieces of the GPU lowerings ---------------===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "GPULowering.h"
+#include "corey/Conversion/SSMToGPU/SSMToGPU.h"
+#include "mlir/Dialect/Bufferization/IR/Bufferization.h"
+#include "mlir/Dialect/SCF/IR/SCF.h"
+#include "mlir/Dialect/Tensor/IR/Tensor.h"
+#include <numeric>
+
+using namespace mlir;
+using namespace corey;
+
+/// Blocks that the second axis of a grid takes.
+static constexpr int64_t kMaxGridY = 65535;
+/// Bytes that one instruction loads.
+static constexpr int64_t kMaxLoadBytes = 16;
+
+//===----------------------------------------------------------------------===//
+// Host
+//===----------------------------------------------------------------------===//
+
+static gpu::GPUModuleOp getKernelModule(OpBuilder &builder, Operation *op) {
+  auto module = op->getParentOfType<ModuleOp>();
+  if (auto found = module.lookupSymbol<gpu::GPUModuleOp>(kKernelModule))
+    return found;
+  OpBuilder::InsertionGuard guard(builder);
+  builder.setInsertionPointToStart(module.getBody());
+  module->setAttr(gpu::GPUDialect::getContainerModuleAttrName(),
+                  builder.getUnitAttr());
+  return gpu::GPUModuleOp::create(builder, module.getLoc(), kKernelModule);
+}
+
+GPULowering::GPULowering(PatternRewriter &rewriter, Operation *op,
+                         GPUTarget target)
+    : OpBuffers(rewriter, op), host(rewriter), loc(op->getLoc()),
+      target(target), kernels(getKernelModule(rewriter, op)) {}
+
+Value GPULowering::index(int64_t value) {
+  return arith::ConstantIndexOp::create(host, loc, value);
+}
+Value GPULowering::add(Value lhs, Value rhs) {
+  return host.createOrFold<arith::AddIOp>(loc, lhs, rhs);
+}
+Value GPULowering::mul(Value lhs, Value rhs) {
+  return host.createOrFold<arith::MulIOp>(loc, lhs, rhs);
+}
+Value GPULowering::mul(Value lhs, int64_t rhs) { return mul(lhs, index(rhs)); }
+Value GPULowering::ceilDiv(Value lhs, Value rhs) {
+  Value one = index(1);
+  Value sum = host.createOrFold<arith::SubIOp>(loc, add(lhs, rhs), one);
+  return host.createOrFold<arith::DivUIOp>(loc, sum, rhs);
+}
+Value GPULowering::min(Value lhs, Value rhs) {
+  return host.createOrFold<arith::MinSIOp>(loc, lhs, rhs);
+}
+Value GPULowering::max(Value lhs, Value rhs) {
+  return host.createOrFold<arith::MaxSIOp>(loc, lhs, rhs);
+}
+Value GPULowering::dim(Value memref, int64_t dim) {
+  return host.createOrFold<memref::DimOp>(loc, memref, dim);
+}
+Value GPULowering::cmp(arith::CmpIPredicate predicate, Value lhs, Value rhs) {
+  return host.createOrFold<arith::CmpIOp>(loc, predicate, lhs, rhs);
+}
+
+void GPULowering::ifThen(Value condition, llvm::function_ref<void()> then,
+                         llvm::function_ref<void()> otherwise) {
+  auto branch =
+      scf::IfOp::create(host, loc, condition, static_cast<bool>(otherwise));
+  OpBuilder::InsertionGuard guard(host);
+  host.setInsertionPoint(branch.thenBlock()->getTerminator());
+  then();
+  if (!otherwise)
+    return;
+  host.setInsertionPoint(branch.elseBlock()->getTerminator());
+  otherwise();
+}
+
+Value GPULowering::workspace(ArrayRef<Value> sizes, Type element) {
+  SmallVector<int64_t> shape(sizes.size(), ShapedType::kDynamic);
+  return memref::AllocOp::create(host, loc, MemRefType::get(shape, element),
+                                 sizes, host.getI64IntegerAttr(64));
+}
+
+Grid GPULowering::gridOf(Value x, Value rows) {
+  Value y = min(rows, index(kMaxGridY));
+  return {x, y, ceilDiv(rows, max(y, index(1)))};
+}
+
+Value GPULowering::buffer(Value tensor) {
+  if (!tensor)
+    return {};
+  Value &known = buffers[tensor];
+  if (!known)
+    known = view(tensor);
+  return known;
+}
+
+Val corey::rowOfBlock(KernelBuilder &k) {
+  return k.blockIdx('y') + k.blockIdx('z') * k.gridDim('y');
+}
+
+int64_t corey::rowAlignment(Value tensor) {
+  auto type = cast<RankedTensorType>(tensor.getType());
+  int64_t widest =
+      kMaxLoadBytes * 8 / std::max(type.getElementTypeBitWidth(), 8u);
+  if (type.getRank() == 0)
+    return 1;
+  int64_t last = type.getShape().back();
+  if (ShapedType::isDynamic(last))
+    return 1;
+  int64_t own = std::gcd(last, widest);
+  Operation *producer = tensor.getDefiningOp();
+  if (auto slice = dyn_cast_or_null<tensor::ExtractSliceOp>(producer)) {
+    int64_t offset = slice.getStaticOffsets().back();
+    if (ShapedType::isDynamic(offset) || slice.getStaticStrides().back() != 1)
+      return 1;
+    return std::gcd(std::gcd(own, offset), rowAlignment(slice.getSource()));
+  }
+  if (auto cast = dyn_cast_or_null<tensor::CastOp>(producer))
+    return std::gcd(own, rowAlignment(cast.getSource()));
+  if (auto expand = dyn_cast_or_null<tensor::ExpandShapeOp>(producer))
+    return std::gcd(own, rowAlignment(expand.getSrc()));
+  if (auto collapse = dyn_cast_or_null<tensor::CollapseShapeOp>(producer))
+    return std::gcd(own, rowAlignment(collapse.getSrc()));
+  // Arguments are aligned by the run-time library, results by allocation; an
+  // op of another dialect that is not known to copy may be a view.
+  if (!producer || isa<ssm::SSMDialect>(producer->getDialect()) ||
+      isa<bufferization::BufferizationDialect>(producer->getDialect()) ||
+      isa<tensor::EmptyOp>(producer))
+    return own;
+  return 1;
+}
+
+//===----------------------------------------------------------------------===//
+// Tensors of a kernel
+//===----------------------------------------------------------------------===//
+
+DeviceTensor::DeviceTensor(GPULowering &lowering, KernelBuilder &k,
+                           Value memref)
+    : k(&k) {
+  if (!memref)
+    return;
+  auto type = cast<MemRefType>(memref.getType());
+  element = type.getElementType();
+  auto metadata = memref::ExtractStridedMetadataOp::create(
+      lowering.host, lowering.loc, memref);
+  base = k.pointer(lowering.address(memref));
+  for (int64_t axis = 0; axis < type.getRank(); ++axis) {
+    // The innermost stride is 1.
+    if (axis + 1 == type.getRank())
+      strides.push_back(k.i64(bytes()));
+    else
+      strides.push_back(k.i64Argument(metadata.getStrides()[axis]) * bytes());
+  }
+}
+
+Val DeviceTensor::at(ArrayRef<Val> leading, Val last) const {
+  Val pointer = base;
+  for (auto [axis, i] : llvm::enumerate(leading))
+    pointer = k->offset(pointer, k->toI64(i) * strides[axis]);
+  if (rank() == 0)
+    return base;
+  return k->offset(pointer, k->toI64(last) * bytes());
+}
+
+Val DeviceTensor::stride(int64_t axis) const { return strides[axis]; }
+
+/// Adds what `value` is computed from in memory to `leaves`.
+static void collectLeaves(const GPULowering &lowering, Value value,
+                          DenseSet<Value> &seen, SmallVector<Value> &leaves) {
+  if (!seen.insert(value).second || value.getDefiningOp() == lowering.op)
+    return;
+  if (!lowering.isComputed(value)) {
+    leaves.push_back(value);
+    return;
+  }
+  for (Value operand : value.getDefiningOp()->getOperands())
+    collectLeaves(lowering, operand, seen, leaves);
+}
+
+SmallVector<Value> GPULowering::leavesOf(Value tensor) const {
+  DenseSet<Value> seen;
+  SmallVector<Value> leaves;
+  if (tensor)
+    collectLeaves(*this, tensor, seen, leaves);
+  return leaves;
+}
+
+int64_t GPULowering::streamAlignment(Value tensor) const {
+  int64_t least = 8;
+  for (Value leaf : leavesOf(tensor))
+    if (cast<RankedTensorType>(leaf.getType()).getRank())
+      least = std::gcd(least, rowAlignment(leaf));
+  return least;
+}
+
+int64_t GPULowering::outputAlignment(Value memref) const {
+  auto type = cast<MemRefType>(memref.getType());
+  if (type.getRank() == 0 || ShapedType::isDynamic(type.getShape().back()))
+    return 1;
+  int64_t own =
+      std::gcd<int64_t>(type.getShape().back(),
+                        kMaxLoadBytes * 8 / type.getElementTypeBitWidth());
+  return hasEpilogue() ? std::gcd(own, streamAlignment(plan->result)) : own;
+}
+
+InputStream::InputStream(GPULowering &lowering, KernelBuilder &k, Value tensor)
+    : lowering(&lowering), k(&k), tensor(tensor) {
+  for (Value leaf : lowering.leavesOf(tensor))
+    leaves.push_back({leaf, DeviceTensor(lowering, k, lowering.buffer(leaf))});
+}
+
+InputStream InputStream::ofResult(GPULowering &lowering, KernelBuilder &k) {
+  InputStream stream;
+  stream.lowering = &lowering;
+  stream.k = &k;
+  stream.tensor = lowering.op->getResult(0);
+  DenseSet<Value> seen;
+  SmallVector<Value> leaves;
+  for (Value operand : lowering.op->getOperands())
+    collectLeaves(lowering, operand, seen, leaves);
+  for (Value leaf : leaves)
+    stream.leaves.push_back(
+        {leaf, DeviceTensor(lowering, k, lowering.buffer(leaf))});
+  return stream;
+}
+
+Cursor InputStream::at(ArrayRef<Val> leading, Val last) const {
+  Cursor cursor;
+  for (const Leaf &leaf : leaves)
+    cursor.pointers.push_back(leaf.memory.at(
+        leading.take_back(std::max<int64_t>(leaf.memory.rank() - 1, 0)), last));
+  return cursor;
+}
+
+Cursor InputStream::moved(const Cursor &cursor, Val count) const {
+  Cursor moved;
+  for (auto [leaf, pointer] : llvm::zip_equal(leaves, cursor.pointers))
+    moved.pointers.push_back(
+        leaf.memory.rank() < 2
+            ? pointer
+            : k->offset(pointer,
+                        k->toI64(count) *
+                            leaf.memory.stride(leaf.memory.rank() - 2)));
+  return moved;
+}
+
+Vals InputStream::load(const Cursor &cursor, int64_t count) const {
+  Vals loaded;
+  for (auto [leaf, pointer] : llvm::zip_equal(leaves, cursor.pointers)) {
+    int64_t own = leaf.memory.rank() ? count : 1;
+    loaded.push_back(k->load(pointer, k->packedType(leaf.memory.element, own),
+                             /*isReadOnly=*/true));
+  }
+  return loaded;
+}
+
+void InputStream::prefetch(const Cursor &cursor) const {
+  for (auto [leaf, pointer] : llvm::zip_equal(leaves, cursor.pointers))
+    if (leaf.memory.rank() >= 2)
+      k->prefetchL2(pointer);
+}
+
+Val InputStream::evaluate(Value value, DenseMap<Value, Value> &known) const {
+  if (Value made = known.lookup(value))
+    return k->wrap(made);
+  SmallVector<Value> arguments;
+  for (Value operand : value.getDefiningOp()->getOperands())
+    arguments.push_back(evaluate(operand, known));
+  Value made = cast<ssm::FusableOpInterface>(value.getDefiningOp())
+                   .emitScalar(k->b, k->loc, arguments);
+  known[value] = made;
+  return k->wrap(made);
+}
+
+Vals InputStream::values(ArrayRef<Val> loaded, int64_t count) const {
+  SmallVector<Vals> elements;
+  for (auto [leaf, packed] : llvm::zip_equal(leaves, loaded))
+    elements.push_back(
+        k->unpack(packed, leaf.memory.element, leaf.memory.rank() ? count : 1));
+  Vals result;
+  for (int64_t i = 0; i < count; ++i) {
+    DenseMap<Value, Value> known;
+    for (auto [leaf, values] : llvm::zip_equal(leaves, elements))
+      known[leaf.tensor] = values[values.size() == 1 ? 0 : i].value;
+    result.push_back(evaluate(tensor, known));
+  }
+  return result;
+}
+
+OutputStream::OutputStream(GPULowering &lowering, KernelBuilder &k,
+                           Value memref)
+    : lowering(&lowering), k(&k), memory(lowering, k, memref) {
+  if (lowering.hasEpilogue())
+    operands = InputStream(lowering, k, lowering.plan->result);
+}
+
+Cursor OutputStream::at(ArrayRef<Val> leading, Val last) const {
+  Cursor cursor;
+  if (operands)
+    cursor = operands.at(leading, last);
+  cursor.pointers.push_back(memory.at(leading, last));
+  return cursor;
+}
+
+Cursor OutputStream::moved(const Cursor &cursor, Val count) const {
+  Cursor own, moved;
+  own.pointers = cursor.pointers;
+  Val pointer = own.pointers.pop_back_val();
+  if (operands)
+    moved = operands.moved(own, count);
+  moved.pointers.push_back(
+      memory.rank() < 2
+          ? pointer
+          : k->offset(pointer,
+                      k->toI64(count) * memory.stride(memory.rank() - 2)));
+  return moved;
+}
+
+void OutputStream::store(const Cursor &cursor, ArrayRef<Val> values) const {
+  Cursor own;
+  own.pointers = cursor.pointers;
+  Val pointer = own.pointers.pop_back_val();
+  Vals results(values);
+  if (operands) {
+    int64_t count = values.size();
+    Vals loaded = operands.load(own, count);
+    SmallVector<Vals> elements;
+    for (auto [leaf, packed] : llvm::zip_equal(operands.leaves, loaded))
+      elements.push_back(k->unpack(packed, leaf.memory.element,
+                                   leaf.memory.rank() ? count : 1));
+    for (int64_t i = 0; i < count; ++i) {
+      DenseMap<Value, Value> known{
+          {lowering->op->getResult(0), values[i].value}};
+      for (auto [leaf, list] : llvm::zip_equal(operands.leaves, elements))
+        known[leaf.tensor] = list[list.size() == 1 ? 0 : i].value;
+      results[i] = operands.evaluate(operands.tensor, known);
+    }
+  }
+  k->store(k->pack(results, memory.element), pointer);
+}
+
+//===----------------------------------------------------------------------===//
+// Sequences, chunks
+//===----------------------------------------------------------------------===//
+
+DeviceSequences::DeviceSequences(GPULowering &lowering, Value input,
+                                 Value starts)
+    : lowering(lowering), starts(starts) {
+  length = lowering.dim(input, 1);
+  count = lowering.dim(starts ? starts : input, 0);
+}
+
+DeviceSequences::Range DeviceSequences::range(KernelBuilder &k,
+                                              Val sequence) const {
+  Val tokens = k.i32Argument(length);
+  if (!starts)
+    return {sequence, k.i32(0), tokens};
+  // Whatever the starts hold, no access leaves the tensors.
+  DeviceTensor memory(lowering, k, starts);
+  auto at = [&](Val i) {
+    return k.max(k.min(k.load(memory.at({}, i), k.i32Type(), true), tokens),
+                 k.i32(0));
+  };
+  Val begin = at(sequence);
+  Val last = k.i32Argument(count) - 1.0;
+  Val end = k.select(sequence < last, at(k.min(sequence + 1.0, last)), tokens);
+  return {k.i32(0), begin, k.max(end - begin, k.i32(0))};
+}
+
+FailureOr<Value> corey::getDeviceChunk(GPULowering &lowering,
+                                       ssm::ScanOpInterface op, Value length) {
+  if (ssm::ChunkAttr attr = op.getScanChunkAttr()) {
+    if (!attr.isStatic())
+      return op->emitOpError("expected a bound chunk, got run-time site ")
+             << attr.getSite() << "; run ssm-bind-chunks first";
+    return lowering.index(attr.getSize());
+  }
+  Value chunk = op.getScanChunk();
+  return lowering.max(chunk ? chunk : length, lowering.index(1));
+}

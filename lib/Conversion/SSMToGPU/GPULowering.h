@@ -1,0 +1,207 @@
+//===- GPULowering.h - Shared pieces of the GPU lowerings -------*- C++ -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef COREY_LIB_CONVERSION_SSMTOGPU_GPULOWERING_H
+#define COREY_LIB_CONVERSION_SSMTOGPU_GPULOWERING_H
+
+#include "../Common/OpBuffers.h"
+#include "KernelBuilder.h"
+
+namespace corey {
+
+/// What the kernels are emitted for.
+struct GPUTarget {
+  int64_t multiprocessors = 132;
+};
+
+/// Lowers one op on tensors to kernels and to host code that launches them.
+class GPULowering : public OpBuffers {
+public:
+  GPULowering(mlir::PatternRewriter &rewriter, mlir::Operation *op,
+              GPUTarget target);
+
+  mlir::PatternRewriter &host;
+  mlir::Location loc;
+  GPUTarget target;
+  /// Where the kernels go.
+  mlir::gpu::GPUModuleOp kernels;
+
+  //===--- Index arithmetic of the host
+  //-------------------------------------===//
+  mlir::Value index(int64_t value);
+  mlir::Value add(mlir::Value lhs, mlir::Value rhs);
+  mlir::Value mul(mlir::Value lhs, mlir::Value rhs);
+  mlir::Value mul(mlir::Value lhs, int64_t rhs);
+  /// lhs / rhs rounded up; neither is negative, rhs is not 0.
+  mlir::Value ceilDiv(mlir::Value lhs, mlir::Value rhs);
+  mlir::Value min(mlir::Value lhs, mlir::Value rhs);
+  mlir::Value max(mlir::Value lhs, mlir::Value rhs);
+  mlir::Value dim(mlir::Value memref, int64_t dim);
+  mlir::Value cmp(mlir::arith::CmpIPredicate predicate, mlir::Value lhs,
+                  mlir::Value rhs);
+  void ifThen(mlir::Value condition, llvm::function_ref<void()> then,
+              llvm::function_ref<void()> otherwise = nullptr);
+  /// Device memory of the call for `sizes` elements.
+  mlir::Value workspace(llvm::ArrayRef<mlir::Value> sizes, mlir::Type element);
+
+  /// A grid of `x` blocks for each of `rows`, of which there may be more than
+  /// an axis takes: block (x, y, z) works on row y + z * gridDim.y.
+  Grid gridOf(mlir::Value x, mlir::Value rows);
+
+  /// The memref of a tensor in memory; the same for the same tensor.
+  mlir::Value buffer(mlir::Value tensor);
+
+  /// The tensors in memory that `tensor` is computed from, each once: itself,
+  /// if no op of the kernel's region computes it. The result of the kernel's
+  /// own op counts as known.
+  llvm::SmallVector<mlir::Value> leavesOf(mlir::Value tensor) const;
+  /// Elements that a stream of `tensor` may load at once, at multiples of as
+  /// many: a power of two.
+  int64_t streamAlignment(mlir::Value tensor) const;
+  /// Elements of the first result, `memref`, that may be written at once.
+  int64_t outputAlignment(mlir::Value memref) const;
+
+private:
+  llvm::DenseMap<mlir::Value, mlir::Value> buffers;
+};
+
+/// The row that a block of a grid made by gridOf() works on, as i32.
+Val rowOfBlock(KernelBuilder &k);
+
+/// Elements that may be loaded at once from the start of any row of `tensor`,
+/// by which the run-time library aligns arguments: a power of two such that
+/// they are at most 16 bytes.
+int64_t rowAlignment(mlir::Value tensor);
+
+/// A tensor in device memory as a kernel addresses it.
+class DeviceTensor {
+public:
+  DeviceTensor() = default;
+  /// Adds the arguments for `memref`; null stays null.
+  DeviceTensor(GPULowering &lowering, KernelBuilder &k, mlir::Value memref);
+
+  explicit operator bool() const { return static_cast<bool>(base); }
+  /// Pointer to the element at `leading` on the axes before the last and `last`
+  /// on that: i32 or i64.
+  Val at(llvm::ArrayRef<Val> leading, Val last) const;
+  /// Bytes from one index to the next on `axis`, i64.
+  Val stride(int64_t axis) const;
+  int64_t rank() const { return strides.size(); }
+  int64_t bytes() const { return element.getIntOrFloatBitWidth() / 8; }
+
+  mlir::Type element;
+
+private:
+  KernelBuilder *k = nullptr;
+  Val base;
+  /// In bytes.
+  Vals strides;
+};
+
+/// Positions in the tensors that a stream reads.
+struct Cursor {
+  Vals pointers;
+};
+
+/// A tensor that a kernel reads element by element, each once: it lies in
+/// memory, or pointwise ops compute it from others that do.
+class InputStream {
+public:
+  InputStream() = default;
+  InputStream(GPULowering &lowering, KernelBuilder &k, mlir::Value tensor);
+  /// What the lowering's own op, a pointwise one, computes.
+  static InputStream ofResult(GPULowering &lowering, KernelBuilder &k);
+
+  explicit operator bool() const { return static_cast<bool>(tensor); }
+  /// The position at `leading` and `last`; tensors of lower rank stand on the
+  /// trailing axes.
+  Cursor at(llvm::ArrayRef<Val> leading, Val last) const;
+  /// `cursor` moved by `count` along the axis before the last.
+  Cursor moved(const Cursor &cursor, Val count) const;
+  /// Loads `count` elements: what values() takes, one for each tensor.
+  Vals load(const Cursor &cursor, int64_t count) const;
+  size_t numLoaded() const { return leaves.size(); }
+  /// The elements that were loaded, in f32.
+  Vals values(llvm::ArrayRef<Val> loaded, int64_t count) const;
+  /// Asks for the lines in L2.
+  void prefetch(const Cursor &cursor) const;
+
+private:
+  friend class OutputStream;
+  Val evaluate(mlir::Value value,
+               llvm::DenseMap<mlir::Value, mlir::Value> &known) const;
+
+  struct Leaf {
+    mlir::Value tensor;
+    DeviceTensor memory;
+  };
+  GPULowering *lowering = nullptr;
+  KernelBuilder *k = nullptr;
+  mlir::Value tensor;
+  llvm::SmallVector<Leaf> leaves;
+};
+
+/// The first result of a kernel, which it writes element by element, each once,
+/// after the pointwise ops of the epilogue.
+class OutputStream {
+public:
+  OutputStream() = default;
+  OutputStream(GPULowering &lowering, KernelBuilder &k, mlir::Value memref);
+
+  Cursor at(llvm::ArrayRef<Val> leading, Val last) const;
+  Cursor moved(const Cursor &cursor, Val count) const;
+  /// Writes f32 values, consecutive on the last axis.
+  void store(const Cursor &cursor, llvm::ArrayRef<Val> values) const;
+
+private:
+  GPULowering *lowering = nullptr;
+  KernelBuilder *k = nullptr;
+  DeviceTensor memory;
+  /// What the epilogue reads.
+  InputStream operands;
+};
+
+/// The sequences a kernel runs over: rows of a batch, or packed along L.
+class DeviceSequences {
+public:
+  /// `input` is [B, L, ...]; `starts` may be null.
+  DeviceSequences(GPULowering &lowering, mlir::Value input, mlir::Value starts);
+  /// Their number, of the host.
+  mlir::Value count;
+  /// Tokens of the longest that there can be, of the host.
+  mlir::Value length;
+  struct Range {
+    /// i32: where the sequence lies.
+    Val batch, begin, length;
+  };
+  Range range(KernelBuilder &k, Val sequence) const;
+
+private:
+  GPULowering &lowering;
+  mlir::Value starts;
+};
+
+/// The chunk of a scan as an index of at least 1: its operand, its constant, or
+/// the whole length. Fails, with an error, on an unbound site.
+mlir::FailureOr<mlir::Value> getDeviceChunk(GPULowering &lowering,
+                                            ssm::ScanOpInterface op,
+                                            mlir::Value length);
+
+template <typename OpTy>
+struct GPULoweringPattern : public mlir::OpRewritePattern<OpTy> {
+  GPULoweringPattern(mlir::MLIRContext *context, GPUTarget target)
+      : mlir::OpRewritePattern<OpTy>(context), target(target) {}
+  GPUTarget target;
+};
+
+void populateGPUScanLowerings(mlir::RewritePatternSet &patterns,
+                              GPUTarget target);
+void populateGPUPointwiseLowerings(mlir::RewritePatternSet &patterns,
+                                   GPUTarget target);
+
+} // namespace corey
+
+#endif // COREY_LIB_CONVERSION_SSMTOGPU_GPULOWERING_H

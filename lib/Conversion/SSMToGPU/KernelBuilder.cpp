@@ -1,0 +1,718 @@
+//===- KernelBuilder.cpp - Building GPU kernels ---------------------------===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "KernelBuilder.h"
+#include "corey/Conversion/SSMToGPU/SSMToGPU.h"
+#include "mlir/Dialect/SCF/IR/SCF.h"
+#include "mlir/IR/Matchers.h"
+#include "mlir/IR/OperationSupport.h"
+
+using namespace mlir;
+using namespace corey;
+
+static constexpr unsigned kGlobal = 1, kShared = 3;
+static constexpr double kLog2E = 1.44269504088896340736;
+/// Shared memory that a kernel has without asking for more at launch.
+static constexpr int64_t kStaticSharedBytes = 48 << 10;
+/// The name of a kernel until it is launched.
+static constexpr StringLiteral kUnfinished = "corey_unfinished";
+/// Stands for the address of shared memory until its size is known.
+static constexpr StringLiteral kSharedPlaceholder = "corey_shared_memory";
+
+//===----------------------------------------------------------------------===//
+// Val
+//===----------------------------------------------------------------------===//
+
+std::optional<int64_t> Val::constant() const {
+  APInt number;
+  if (value && matchPattern(value, m_ConstantInt(&number)))
+    return number.getSExtValue();
+  return std::nullopt;
+}
+
+static arith::FastMathFlagsAttr contract(OpBuilder &b) {
+  return arith::FastMathFlagsAttr::get(b.getContext(),
+                                       arith::FastMathFlags::contract);
+}
+
+template <typename IntOp, typename FloatOp> static Val binary(Val a, Val b) {
+  KernelBuilder &k = *a.k;
+  if (isa<FloatType>(getElementTypeOrSelf(a.type())))
+    return k.wrap(
+        k.b.createOrFold<FloatOp>(k.loc, a.value, b.value, contract(k.b)));
+  return k.wrap(k.b.createOrFold<IntOp>(k.loc, a.value, b.value));
+}
+static Val compare(Val a, Val b, arith::CmpIPredicate integer,
+                   arith::CmpFPredicate real) {
+  KernelBuilder &k = *a.k;
+  if (a.isFloat())
+    return k.wrap(
+        k.b.createOrFold<arith::CmpFOp>(k.loc, real, a.value, b.value));
+  return k.wrap(
+      k.b.createOrFold<arith::CmpIOp>(k.loc, integer, a.value, b.value));
+}
+
+namespace corey {
+Val operator+(Val a, Val b) {
+  return binary<arith::AddIOp, arith::AddFOp>(a, b);
+}
+Val operator-(Val a, Val b) {
+  return binary<arith::SubIOp, arith::SubFOp>(a, b);
+}
+Val operator*(Val a, Val b) {
+  return binary<arith::MulIOp, arith::MulFOp>(a, b);
+}
+Val operator/(Val a, Val b) {
+  return binary<arith::DivSIOp, arith::DivFOp>(a, b);
+}
+#define COREY_COMPARE(op, i, f)                                                \
+  Val operator op(Val a, Val b) {                                              \
+    return compare(a, b, arith::CmpIPredicate::i, arith::CmpFPredicate::f);    \
+  }
+COREY_COMPARE(<, slt, OLT)
+COREY_COMPARE(<=, sle, OLE)
+COREY_COMPARE(>, sgt, OGT)
+COREY_COMPARE(>=, sge, OGE)
+COREY_COMPARE(==, eq, OEQ)
+COREY_COMPARE(!=, ne, UNE)
+#undef COREY_COMPARE
+#define COREY_WITH_CONSTANT(op)                                                \
+  Val operator op(Val a, double b) { return a op a.k->constantLike(a, b); }    \
+  Val operator op(double a, Val b) { return b.k->constantLike(b, a) op b; }
+COREY_WITH_CONSTANT(+)
+COREY_WITH_CONSTANT(-)
+COREY_WITH_CONSTANT(*)
+COREY_WITH_CONSTANT(<)
+COREY_WITH_CONSTANT(<=)
+COREY_WITH_CONSTANT(>)
+COREY_WITH_CONSTANT(>=)
+COREY_WITH_CONSTANT(==)
+COREY_WITH_CONSTANT(!=)
+#undef COREY_WITH_CONSTANT
+/// Offsets and sizes are not negative: powers of two divide by shifting.
+Val operator/(Val a, double b) {
+  if (!a.isFloat() && llvm::isPowerOf2_64(static_cast<int64_t>(b)))
+    return a >> llvm::Log2_64(static_cast<int64_t>(b));
+  return a / a.k->constantLike(a, b);
+}
+Val operator/(double a, Val b) { return b.k->constantLike(b, a) / b; }
+Val operator%(Val a, int64_t b) {
+  if (llvm::isPowerOf2_64(b))
+    return a & (b - 1);
+  return a.k->wrap(a.k->b.createOrFold<arith::RemSIOp>(
+      a.k->loc, a.value, a.k->constantLike(a, b).value));
+}
+Val operator&(Val a, Val b) {
+  return a.k->wrap(
+      a.k->b.createOrFold<arith::AndIOp>(a.k->loc, a.value, b.value));
+}
+Val operator|(Val a, Val b) {
+  return a.k->wrap(
+      a.k->b.createOrFold<arith::OrIOp>(a.k->loc, a.value, b.value));
+}
+Val operator^(Val a, Val b) {
+  return a.k->wrap(
+      a.k->b.createOrFold<arith::XOrIOp>(a.k->loc, a.value, b.value));
+}
+Val operator&(Val a, int64_t b) { return a & a.k->constantLike(a, b); }
+Val operator^(Val a, int64_t b) { return a ^ a.k->constantLike(a, b); }
+Val operator<<(Val a, int64_t b) {
+  return a.k->wrap(a.k->b.createOrFold<arith::ShLIOp>(
+      a.k->loc, a.value, a.k->constantLike(a, b).value));
+}
+Val operator>>(Val a, int64_t b) {
+  return a.k->wrap(a.k->b.createOrFold<arith::ShRUIOp>(
+      a.k->loc, a.value, a.k->constantLike(a, b).value));
+}
+Val operator-(Val a) {
+  if (a.isFloat())
+    return a.k->wrap(a.k->b.createOrFold<arith::NegFOp>(a.k->loc, a.value));
+  return 0.0 - a;
+}
+} // namespace corey
+
+//===----------------------------------------------------------------------===//
+// Kernels and arguments
+//===----------------------------------------------------------------------===//
+
+KernelBuilder::KernelBuilder(OpBuilder &host, Location loc,
+                             gpu::GPUModuleOp module, StringRef name,
+                             LaunchBounds bounds)
+    : host(host), b(host.getContext()), loc(loc), bounds(bounds),
+      module(module), name(name) {
+  b.setInsertionPointToEnd(module.getBody());
+  function =
+      gpu::GPUFuncOp::create(b, loc, kUnfinished, b.getFunctionType({}, {}));
+  function->setAttr(gpu::GPUDialect::getKernelFuncAttrName(), b.getUnitAttr());
+  function.setKnownBlockSize(
+      ArrayRef<int32_t>{static_cast<int32_t>(bounds.threads), 1, 1});
+  if (bounds.minBlocks)
+    function->setAttr(NVVM::NVVMDialect::getMinctasmAttrName(),
+                      b.getI32IntegerAttr(bounds.minBlocks));
+  b.setInsertionPointToStart(&function.getBody().front());
+}
+
+Val KernelBuilder::argument(Value value, Type type) {
+  Val &known = arguments[value];
+  if (known && known.type() == type)
+    return known;
+  unsigned index = function.getNumArguments();
+  (void)function.insertArgument(index, type, DictionaryAttr(), loc);
+  operands.push_back(value);
+  return known = wrap(function.getArgument(index));
+}
+
+Val KernelBuilder::pointer(Value address) {
+  auto type = LLVM::LLVMPointerType::get(b.getContext(), kGlobal);
+  // The host has an integer: the launch passes its bits.
+  if (Val known = arguments.lookup(address))
+    return known;
+  Value passed = LLVM::IntToPtrOp::create(host, loc, type, address);
+  Val made = argument(passed, type);
+  return arguments[address] = made;
+}
+
+Val KernelBuilder::i64Argument(Value value) {
+  if (value.getType().isIndex())
+    value = host.createOrFold<arith::IndexCastOp>(loc, i64Type(), value);
+  APInt number;
+  if (matchPattern(value, m_ConstantInt(&number)))
+    return i64(number.getSExtValue());
+  return argument(value, i64Type());
+}
+
+Val KernelBuilder::i32Argument(Value value) {
+  APInt number;
+  if (matchPattern(value, m_ConstantInt(&number)))
+    return i32(number.getSExtValue());
+  if (value.getType().isIndex())
+    value = host.createOrFold<arith::IndexCastOp>(loc, i32Type(), value);
+  else if (!value.getType().isInteger(32))
+    value = host.createOrFold<arith::TruncIOp>(loc, i32Type(), value);
+  return argument(value, i32Type());
+}
+
+/// Whether two kernels are the same but for their names.
+static bool isSameKernel(gpu::GPUFuncOp a, gpu::GPUFuncOp b) {
+  auto attributesOf = [](gpu::GPUFuncOp f) {
+    NamedAttrList list(f->getDiscardableAttrDictionary());
+    return list.getDictionary(f.getContext());
+  };
+  return a.getFunctionType() == b.getFunctionType() &&
+         a.getKnownBlockSizeAttr() == b.getKnownBlockSizeAttr() &&
+         attributesOf(a) == attributesOf(b) &&
+         OperationEquivalence::isRegionEquivalentTo(
+             &a.getBody(), &b.getBody(), OperationEquivalence::IgnoreLocations);
+}
+
+void KernelBuilder::launch(Grid grid, int64_t clusterX) {
+  b.setInsertionPointToEnd(&function.getBody().back());
+  gpu::ReturnOp::create(b, loc);
+  int64_t dynamicBytes = 0;
+  if (sharedBase) {
+    // One symbol a size: kernels that need as much share it.
+    bool isStatic = sharedBytes <= kStaticSharedBytes;
+    int64_t size = isStatic ? sharedBytes : 0;
+    dynamicBytes = isStatic ? 0 : sharedBytes;
+    std::string name = isStatic ? "shared_" + std::to_string(size) : "shared";
+    if (!module.lookupSymbol(name)) {
+      OpBuilder::InsertionGuard guard(b);
+      b.setInsertionPointToStart(module.getBody());
+      LLVM::GlobalOp::create(
+          b, loc, LLVM::LLVMArrayType::get(b.getI8Type(), size),
+          /*isConstant=*/false,
+          isStatic ? LLVM::Linkage::Internal : LLVM::Linkage::External, name,
+          Attribute(), /*alignment=*/16, kShared);
+    }
+    b.setInsertionPoint(sharedBase);
+    Value base = LLVM::AddressOfOp::create(
+        b, loc, LLVM::LLVMPointerType::get(b.getContext(), kShared), name);
+    sharedBase->getResult(0).replaceAllUsesWith(base);
+    sharedBase->erase();
+    sharedBase = nullptr;
+  }
+  // Layers of a model have the same kernels.
+  gpu::GPUFuncOp kernel = function;
+  for (int64_t i = 0;; ++i) {
+    std::string candidate = i ? name + "_" + std::to_string(i) : name;
+    auto other = module.lookupSymbol<gpu::GPUFuncOp>(candidate);
+    if (!other) {
+      function.setName(candidate);
+      break;
+    }
+    if (isSameKernel(other, function)) {
+      function.erase();
+      kernel = other;
+      break;
+    }
+  }
+  auto index = [&](int64_t value) -> Value {
+    return arith::ConstantIndexOp::create(host, loc, value);
+  };
+  gpu::KernelDim3 blocks{grid.x ? grid.x : index(1), grid.y ? grid.y : index(1),
+                         grid.z ? grid.z : index(1)};
+  gpu::KernelDim3 threads{index(bounds.threads), index(1), index(1)};
+  Value dynamic;
+  if (dynamicBytes)
+    dynamic = arith::ConstantOp::create(host, loc,
+                                        host.getI32IntegerAttr(dynamicBytes));
+  std::optional<gpu::KernelDim3> cluster;
+  if (clusterX > 1)
+    cluster = gpu::KernelDim3{index(clusterX), index(1), index(1)};
+  gpu::LaunchFuncOp::create(host, loc, kernel, blocks, threads, dynamic,
+                            operands, Type(), ValueRange(), cluster);
+}
+
+//===----------------------------------------------------------------------===//
+// Constants, threads, integers
+//===----------------------------------------------------------------------===//
+
+Val KernelBuilder::i32(int64_t value) {
+  return wrap(arith::ConstantOp::create(b, loc, b.getI32IntegerAttr(value)));
+}
+Val KernelBuilder::i64(int64_t value) {
+  return wrap(arith::ConstantOp::create(b, loc, b.getI64IntegerAttr(value)));
+}
+Val KernelBuilder::f32(double value) {
+  return wrap(arith::ConstantOp::create(b, loc, b.getF32FloatAttr(value)));
+}
+Val KernelBuilder::boolean(bool value) {
+  return wrap(arith::ConstantOp::create(b, loc, b.getBoolAttr(value)));
+}
+Val KernelBuilder::constantLike(Val like, double value) {
+  if (like.isFloat())
+    return f32(value);
+  return wrap(arith::ConstantOp::create(
+      b, loc, b.getIntegerAttr(like.type(), static_cast<int64_t>(value))));
+}
+
+Val KernelBuilder::threadIdx() {
+  return wrap(NVVM::ThreadIdXOp::create(b, loc, i32Type()));
+}
+Val KernelBuilder::blockIdx(char axis) {
+  if (axis == 'x')
+    return wrap(NVVM::BlockIdXOp::create(b, loc, i32Type()));
+  if (axis == 'y')
+    return wrap(NVVM::BlockIdYOp::create(b, loc, i32Type()));
+  return wrap(NVVM::BlockIdZOp::create(b, loc, i32Type()));
+}
+Val KernelBuilder::gridDim(char axis) {
+  if (axis == 'x')
+    return wrap(NVVM::GridDimXOp::create(b, loc, i32Type()));
+  if (axis == 'y')
+    return wrap(NVVM::GridDimYOp::create(b, loc, i32Type()));
+  return wrap(NVVM::GridDimZOp::create(b, loc, i32Type()));
+}
+Val KernelBuilder::lane() {
+  if (!laneId) {
+    OpBuilder::InsertionGuard guard(b);
+    b.setInsertionPointToStart(&function.getBody().front());
+    laneId = threadIdx() & 31;
+  }
+  return laneId;
+}
+Val KernelBuilder::warp() {
+  if (!warpId) {
+    OpBuilder::InsertionGuard guard(b);
+    b.setInsertionPointToStart(&function.getBody().front());
+    // Read from lane 0, so that the back end knows it to be uniform.
+    warpId = shuffleIndex(threadIdx() >> 5, i32(0));
+  }
+  return warpId;
+}
+
+Val KernelBuilder::toI64(Val value) {
+  if (value.type().isInteger(64))
+    return value;
+  return wrap(b.createOrFold<arith::ExtSIOp>(loc, i64Type(), value.value));
+}
+Val KernelBuilder::toI32(Val value) {
+  if (value.type().isInteger(32))
+    return value;
+  return wrap(b.createOrFold<arith::TruncIOp>(loc, i32Type(), value.value));
+}
+Val KernelBuilder::min(Val a, Val c) {
+  if (a.isFloat())
+    return wrap(b.createOrFold<arith::MinNumFOp>(loc, a.value, c.value));
+  return wrap(b.createOrFold<arith::MinSIOp>(loc, a.value, c.value));
+}
+Val KernelBuilder::max(Val a, Val c) {
+  if (a.isFloat())
+    return wrap(b.createOrFold<arith::MaxNumFOp>(loc, a.value, c.value));
+  return wrap(b.createOrFold<arith::MaxSIOp>(loc, a.value, c.value));
+}
+Val KernelBuilder::select(Val condition, Val a, Val c) {
+  return wrap(
+      b.createOrFold<arith::SelectOp>(loc, condition.value, a.value, c.value));
+}
+
+//===----------------------------------------------------------------------===//
+// f32
+//===----------------------------------------------------------------------===//
+
+Val KernelBuilder::intrinsic(StringRef name, Type type, ArrayRef<Val> args) {
+  SmallVector<Value> values;
+  for (Val v : args)
+    values.push_back(v.value);
+  return wrap(
+      LLVM::CallIntrinsicOp::create(b, loc, type, b.getStringAttr(name), values)
+          ->getResult(0));
+}
+
+Val KernelBuilder::ptx(StringRef text, StringRef constraints, Type type,
+                       ArrayRef<Val> args, bool hasSideEffects) {
+  SmallVector<Value> values;
+  for (Val v : args)
+    values.push_back(v.value);
+  auto made = LLVM::InlineAsmOp::create(
+      b, loc, type ? TypeRange(type) : TypeRange(), values, text, constraints,
+      hasSideEffects, /*is_align_stack=*/false,
+      LLVM::tailcallkind::TailCallKind::None,
+      /*asm_dialect=*/LLVM::AsmDialectAttr(), /*operand_attrs=*/ArrayAttr());
+  return type ? wrap(made->getResult(0)) : Val();
+}
+
+Val KernelBuilder::fma(Val a, Val x, Val c) {
+  return wrap(LLVM::FMAOp::create(b, loc, a.value, x.value, c.value));
+}
+Val KernelBuilder::ex2(Val x) {
+  return intrinsic("llvm.nvvm.ex2.approx.ftz.f32", f32Type(), {x});
+}
+Val KernelBuilder::lg2(Val x) {
+  return intrinsic("llvm.nvvm.lg2.approx.ftz.f", f32Type(), {x});
+}
+Val KernelBuilder::rcp(Val x) {
+  return intrinsic("llvm.nvvm.rcp.approx.ftz.f", f32Type(), {x});
+}
+Val KernelBuilder::rsqrt(Val x) {
+  return intrinsic("llvm.nvvm.rsqrt.approx.ftz.f", f32Type(), {x});
+}
+Val KernelBuilder::abs(Val x) {
+  return intrinsic("llvm.fabs.f32", f32Type(), {x});
+}
+
+Val KernelBuilder::exp(Val x) {
+  // The product with log2(e) in two parts: the rounding error of the first,
+  // which counts as many times as x is large, corrects the result.
+  Val high = x * kLog2E;
+  Val low = fma(x, f32(kLog2E), -high);
+  low = fma(x, f32(1.925963033500e-08), low);
+  Val power = ex2(high);
+  // Infinity and zero need no correction, and infinity times it may be NaN.
+  Val corrected = fma(power * low, f32(0.693147180559945), power);
+  return select(abs(high) < 150.0, corrected, power);
+}
+
+Val KernelBuilder::softplus(Val x) {
+  // max(x, 0) + log1p(e^-|x|). The polynomial is log1p(e)/e on [0, 1] with
+  // relative error below 2e-7.
+  Val e = ex2(abs(x) * -kLog2E);
+  static constexpr double coefficients[] = {
+      0.0141410215, -0.0664017929, 0.149223867, -0.235038599,
+      0.331094489,  -0.499869656,  0.999998732};
+  Val p = f32(coefficients[0]);
+  for (double c : llvm::drop_begin(coefficients))
+    p = fma(p, e, f32(c));
+  return fma(p, e, max(x, f32(0)));
+}
+
+Val KernelBuilder::silu(Val x) { return x * rcp(ex2(x * -kLog2E) + 1.0); }
+
+//===----------------------------------------------------------------------===//
+// Elements
+//===----------------------------------------------------------------------===//
+
+static bool is16Bit(Type type) { return type.isF16() || type.isBF16(); }
+
+Type KernelBuilder::packedType(Type element, int64_t count) {
+  if (count == 1)
+    return is16Bit(element) ? i16Type() : element;
+  if (!is16Bit(element))
+    return VectorType::get({count}, element);
+  int64_t words = count / 2;
+  return words == 1 ? i32Type() : VectorType::get({words}, i32Type());
+}
+
+Val KernelBuilder::extract(Val vector, int64_t index) {
+  return wrap(
+      LLVM::ExtractElementOp::create(b, loc, vector.value, i32(index).value));
+}
+
+Val KernelBuilder::vector(ArrayRef<Val> elements) {
+  if (elements.size() == 1)
+    return elements[0];
+  auto type = VectorType::get({static_cast<int64_t>(elements.size())},
+                              elements[0].type());
+  Value made = LLVM::PoisonOp::create(b, loc, type);
+  for (auto [i, element] : llvm::enumerate(elements))
+    made = LLVM::InsertElementOp::create(b, loc, made, element.value,
+                                         i32(i).value);
+  return wrap(made);
+}
+
+Val KernelBuilder::bitcast(Val value, Type type) {
+  if (value.type() == type)
+    return value;
+  return wrap(LLVM::BitcastOp::create(b, loc, type, value.value));
+}
+
+Vals KernelBuilder::unpack(Val packed, Type element, int64_t count) {
+  Vals values;
+  if (count == 1) {
+    if (element.isF32())
+      return {packed};
+    if (element.isBF16()) {
+      Val wide = wrap(arith::ExtUIOp::create(b, loc, i32Type(), packed.value));
+      return {bitcast(wide << 16, f32Type())};
+    }
+    return {wrap(LLVM::FPExtOp::create(b, loc, f32Type(),
+                                       bitcast(packed, element).value))};
+  }
+  if (element.isF32()) {
+    for (int64_t i = 0; i < count; ++i)
+      values.push_back(extract(packed, i));
+    return values;
+  }
+  for (int64_t i = 0; i < count / 2; ++i) {
+    Val word = count == 2 ? packed : extract(packed, i);
+    if (element.isBF16()) {
+      // The upper half of an f32, each of the two.
+      values.push_back(bitcast(word << 16, f32Type()));
+      values.push_back(bitcast(word & int64_t(0xffff0000u), f32Type()));
+    } else {
+      Val pair = bitcast(word, VectorType::get({2}, element));
+      for (int64_t j = 0; j < 2; ++j)
+        values.push_back(wrap(
+            LLVM::FPExtOp::create(b, loc, f32Type(), extract(pair, j).value)));
+    }
+  }
+  return values;
+}
+
+Val KernelBuilder::pack(ArrayRef<Val> values, Type element) {
+  if (element.isF32())
+    return vector(values);
+  if (values.size() == 1)
+    return bitcast(
+        wrap(LLVM::FPTruncOp::create(b, loc, element, values[0].value)),
+        i16Type());
+  Vals words;
+  StringRef convert =
+      element.isBF16() ? "llvm.nvvm.ff2bf16x2.rn" : "llvm.nvvm.ff2f16x2.rn";
+  // The first operand becomes the upper half.
+  for (size_t i = 0; i < values.size(); i += 2)
+    words.push_back(bitcast(intrinsic(convert, VectorType::get({2}, element),
+                                      {values[i + 1], values[i]}),
+                            i32Type()));
+  return vector(words);
+}
+
+//===----------------------------------------------------------------------===//
+// Memory
+//===----------------------------------------------------------------------===//
+
+Val KernelBuilder::offset(Val pointer, Val bytes) {
+  if (auto number = bytes.constant())
+    return offset(pointer, *number);
+  return wrap(LLVM::GEPOp::create(b, loc, pointer.type(), b.getI8Type(),
+                                  pointer.value,
+                                  ArrayRef<LLVM::GEPArg>{bytes.value}));
+}
+
+Val KernelBuilder::offset(Val pointer, int64_t bytes) {
+  if (bytes == 0)
+    return pointer;
+  return wrap(
+      LLVM::GEPOp::create(b, loc, pointer.type(), b.getI8Type(), pointer.value,
+                          ArrayRef<LLVM::GEPArg>{static_cast<int32_t>(bytes)}));
+}
+
+static int64_t byteSize(Type type) {
+  if (auto vector = dyn_cast<VectorType>(type))
+    return vector.getNumElements() * byteSize(vector.getElementType());
+  if (isa<LLVM::LLVMPointerType>(type))
+    return 8;
+  return std::max<int64_t>(type.getIntOrFloatBitWidth() / 8, 1);
+}
+
+Val KernelBuilder::load(Val pointer, Type type, bool isReadOnly) {
+  return wrap(LLVM::LoadOp::create(b, loc, type, pointer.value, byteSize(type),
+                                   /*isVolatile=*/false,
+                                   /*isNonTemporal=*/false, isReadOnly));
+}
+
+void KernelBuilder::store(Val value, Val pointer) {
+  LLVM::StoreOp::create(b, loc, value.value, pointer.value,
+                        byteSize(value.type()));
+}
+
+void KernelBuilder::storeStreaming(Val value, Val pointer) {
+  LLVM::StoreOp::create(b, loc, value.value, pointer.value,
+                        byteSize(value.type()), /*isVolatile=*/false,
+                        /*isNonTemporal=*/true);
+}
+
+void KernelBuilder::prefetchL2(Val pointer) {
+  ptx("prefetch.global.L2 [$0];", "l", Type(), {pointer},
+      /*hasSideEffects=*/true);
+}
+
+Val KernelBuilder::shared(int64_t bytes) {
+  if (!sharedBase) {
+    OpBuilder::InsertionGuard guard(b);
+    b.setInsertionPointToStart(&function.getBody().front());
+    OperationState state(loc, UnrealizedConversionCastOp::getOperationName());
+    state.addTypes(LLVM::LLVMPointerType::get(b.getContext(), kShared));
+    state.addAttribute(kSharedPlaceholder, b.getUnitAttr());
+    sharedBase = b.create(state);
+  }
+  int64_t start = llvm::alignTo(sharedBytes, 16);
+  sharedBytes = start + bytes;
+  return offset(wrap(sharedBase->getResult(0)), start);
+}
+
+//===----------------------------------------------------------------------===//
+// Warps and blocks
+//===----------------------------------------------------------------------===//
+
+Val KernelBuilder::shuffle(Val value, NVVM::ShflKind kind, Val operand,
+                           int64_t clamp) {
+  return wrap(NVVM::ShflOp::create(b, loc, value.type(), i32(-1).value,
+                                   value.value, operand.value, i32(clamp).value,
+                                   kind, UnitAttr()));
+}
+Val KernelBuilder::shuffleXor(Val value, int64_t mask) {
+  return shuffle(value, NVVM::ShflKind::bfly, i32(mask), 31);
+}
+Val KernelBuilder::shuffleUp(Val value, int64_t delta) {
+  return shuffle(value, NVVM::ShflKind::up, i32(delta), 0);
+}
+Val KernelBuilder::shuffleIndex(Val value, Val lane) {
+  return shuffle(value, NVVM::ShflKind::idx, lane, 31);
+}
+
+Val KernelBuilder::warpSum(Val value, int64_t width) {
+  for (int64_t mask = width / 2; mask >= 1; mask /= 2)
+    value = value + shuffleXor(value, mask);
+  return value;
+}
+
+Vals KernelBuilder::reduceScatter(Vals items, int64_t lanes, Val q) {
+  int64_t count = items.size();
+  // Lanes beyond the items have nobody to keep what they would: plain sums.
+  for (int64_t mask = lanes / 2; mask >= count; mask /= 2)
+    for (Val &item : items)
+      item = item + shuffleXor(item, mask);
+  for (int64_t mask = std::min(lanes, count) / 2; mask >= 1; mask /= 2) {
+    Val upper = (q & mask) != 0;
+    int64_t half = items.size() / 2;
+    Vals kept;
+    for (int64_t i = 0; i < half; ++i) {
+      Val sent = select(upper, items[i], items[i + half]);
+      Val mine = select(upper, items[i + half], items[i]);
+      kept.push_back(mine + shuffleXor(sent, mask));
+    }
+    items = kept;
+  }
+  return items;
+}
+
+void KernelBuilder::syncWarp() {
+  NVVM::SyncWarpOp::create(b, loc, i32(-1).value);
+}
+void KernelBuilder::syncBlock() { NVVM::BarrierOp::create(b, loc); }
+void KernelBuilder::syncNamed(int64_t barrier, int64_t threads) {
+  NVVM::BarrierOp::create(b, loc, Type(), i32(barrier).value,
+                          i32(threads).value, NVVM::BarrierReductionAttr(),
+                          Value());
+}
+
+//===----------------------------------------------------------------------===//
+// Control flow
+//===----------------------------------------------------------------------===//
+
+void KernelBuilder::forLoop(Val lower, Val upper, int64_t step,
+                            llvm::function_ref<void(Val iv)> body) {
+  forLoop(lower, upper, step, {}, [&](Val iv, ArrayRef<Val>) -> Vals {
+    body(iv);
+    return {};
+  });
+}
+
+static SmallVector<Value> valuesOf(ArrayRef<Val> vals) {
+  SmallVector<Value> values;
+  for (Val v : vals)
+    values.push_back(v.value);
+  return values;
+}
+
+Vals KernelBuilder::forLoop(
+    Val lower, Val upper, int64_t step, ArrayRef<Val> inits,
+    llvm::function_ref<Vals(Val iv, ArrayRef<Val>)> body) {
+  auto loop =
+      scf::ForOp::create(b, loc, lower.value, upper.value,
+                         constantLike(lower, step).value, valuesOf(inits));
+  OpBuilder::InsertionGuard guard(b);
+  // Without values to carry the loop has its terminator already.
+  if (inits.empty())
+    b.setInsertionPoint(loop.getBody()->getTerminator());
+  else
+    b.setInsertionPointToStart(loop.getBody());
+  Vals carried;
+  for (BlockArgument arg : loop.getRegionIterArgs())
+    carried.push_back(wrap(arg));
+  Vals next = body(wrap(loop.getInductionVar()), carried);
+  if (!inits.empty())
+    scf::YieldOp::create(b, loc, valuesOf(next));
+  Vals results;
+  for (Value result : loop.getResults())
+    results.push_back(wrap(result));
+  return results;
+}
+
+void KernelBuilder::ifThen(Val condition, llvm::function_ref<void()> then) {
+  auto branch = scf::IfOp::create(b, loc, condition.value, false);
+  OpBuilder::InsertionGuard guard(b);
+  b.setInsertionPoint(branch.thenBlock()->getTerminator());
+  then();
+}
+
+void KernelBuilder::ifElse(Val condition, llvm::function_ref<void()> then,
+                           llvm::function_ref<void()> otherwise) {
+  auto branch = scf::IfOp::create(b, loc, condition.value, true);
+  OpBuilder::InsertionGuard guard(b);
+  b.setInsertionPoint(branch.thenBlock()->getTerminator());
+  then();
+  b.setInsertionPoint(branch.elseBlock()->getTerminator());
+  otherwise();
+}
+
+Vals KernelBuilder::ifValues(Val condition, llvm::function_ref<Vals()> then,
+                           llvm::function_ref<Vals()> otherwise) {
+  // The types are known once one side is built.
+  OpBuilder::InsertionGuard guard(b);
+  Region thenRegion, elseRegion;
+  auto build = [&](Region &region, llvm::function_ref<Vals()> side) {
+    b.createBlock(&region);
+    SmallVector<Value> values = valuesOf(side());
+    scf::YieldOp::create(b, loc, values);
+    SmallVector<Type> types;
+    for (Value v : values)
+      types.push_back(v.getType());
+    return types;
+  };
+  OpBuilder::InsertPoint point = b.saveInsertionPoint();
+  SmallVector<Type> types = build(thenRegion, then);
+  build(elseRegion, otherwise);
+  b.restoreInsertionPoint(point);
+  auto branch = scf::IfOp::create(b, loc, types, condition.value, true);
+  branch.getThenRegion().takeBody(thenRegion);
+  branch.getElseRegion().takeBody(elseRegion);
+  Vals results;
+  for (Value result : branch.getResults())
+    results.push_back(wrap(result));
+  return results;
+}
