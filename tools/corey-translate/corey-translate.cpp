@@ -33,17 +33,22 @@ int corey::coreyTranslateMain(int argc, char **argv) {
   cl::opt<std::string> to(
       "to",
       cl::desc("Output: llvmir (optimized LLVM IR), mlir (LLVM dialect), o "
-               "(object), so (shared library)"),
+               "(object), so (shared library), ptx (kernels of a GPU)"),
       cl::init("llvmir"), cl::cat(category));
   cl::opt<std::string> output(
       "o",
       cl::desc(
-          "Output file; - (default) is standard output for llvmir and mlir"),
+          "Output file; - (default) is standard output for llvmir, mlir, ptx"),
       cl::init("-"), cl::cat(category));
   cl::opt<std::string> runtime(
       "runtime",
       cl::desc("Archive with COREY's run-time functions, linked into a shared "
                "library"),
+      cl::cat(category));
+  cl::opt<std::string> chip(
+      "chip",
+      cl::desc("Chip of a GPU, such as sm_90a: code for it and its host; empty "
+               "(default) is the CPU, but for ptx sm_90a"),
       cl::cat(category));
   cl::opt<int> vectorBits(
       "vector-bits",
@@ -68,10 +73,14 @@ int corey::coreyTranslateMain(int argc, char **argv) {
   CompileOptions options;
   options.vectorBits = vectorBits;
   options.optLevel = optLevel;
+  options.chip = to == "ptx" && chip.empty() ? "sm_90a" : chip.getValue();
 
-  if (to == "llvmir" || to == "mlir") {
-    Expected<std::string> text = (*context)->emit(
-        source, to == "mlir" ? "llvm" : "llvmir-opt", options, file.getValue());
+  if (to == "llvmir" || to == "mlir" || to == "ptx") {
+    Expected<std::string> text = (*context)->emit(source,
+                                                  to == "mlir"  ? "llvm"
+                                                  : to == "ptx" ? "ptx"
+                                                                : "llvmir-opt",
+                                                  options, file.getValue());
     if (!text)
       return reportError(kTool, text.status());
     std::error_code code;
@@ -84,8 +93,14 @@ int corey::coreyTranslateMain(int argc, char **argv) {
   }
   if (to != "o" && to != "so")
     return reportError(
-        kTool, Status::invalidArgument(
-                   "--to: expected llvmir, mlir, o or so, got '" + to + "'"));
+        kTool,
+        Status::invalidArgument(
+            "--to: expected llvmir, mlir, o, so or ptx, got '" + to + "'"));
+  if (!chip.empty())
+    return reportError(
+        kTool, Status::unsupported("--chip: expected --to=llvmir, mlir or ptx, "
+                                   "got --to=" +
+                                   to));
   if (output == "-")
     return reportError(kTool,
                        Status::invalidArgument(

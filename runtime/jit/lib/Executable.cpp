@@ -16,6 +16,7 @@
 #include "corey/Pipelines/Pipelines.h"
 #include "corey/Scheduler/Policy.h"
 #include "corey/Scheduler/Site.h"
+#include "corey/Target/Device.h"
 #include "corey/Target/Host.h"
 #include "mlir/Bytecode/BytecodeReader.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
@@ -207,12 +208,22 @@ Expected<mlir::OwningOpRef<ModuleOp>> parse(mlir::MLIRContext &context,
   return module;
 }
 
-Status runPipeline(ModuleOp module, const CPUPipelineOptions &options,
-                   Phase first, Phase last) {
+void buildPipeline(mlir::OpPassManager &manager,
+                   const CPUPipelineOptions &options, Phase first, Phase last) {
+  buildCPUPipeline(manager, options, first, last);
+}
+void buildPipeline(mlir::OpPassManager &manager,
+                   const GPUPipelineOptions &options, Phase first, Phase last) {
+  buildGPUPipeline(manager, options, first, last);
+}
+
+template <typename Options>
+Status runPipeline(ModuleOp module, const Options &options, Phase first,
+                   Phase last) {
   DiagnosticCollector diagnostics(module.getContext());
   mlir::PassManager manager(module.getContext());
   manager.enableVerifier(false);
-  buildCPUPipeline(manager, options, first, last);
+  buildPipeline(manager, options, first, last);
   if (failed(manager.run(module)))
     return diagnostics.status("lowering failed");
   return Status::ok();
@@ -762,9 +773,9 @@ Status Executable::Impl::load(ModuleOp module, const CompileOptions &options,
   return Status::ok();
 }
 
-static void setPipelineOptions(CPUPipelineOptions &pipeline,
+template <typename Options>
+static void setPipelineOptions(Options &pipeline,
                                const CompileOptions &options) {
-  pipeline.vectorBits = options.vectorBits;
   pipeline.fusion = options.fusion;
   pipeline.hoistWeights = options.hoistWeights;
   pipeline.observeValues = options.observeValues;
@@ -823,23 +834,21 @@ Context::compile(std::string_view source, const CompileOptions &options,
     return policy.takeStatus();
   program.times.push_back({"parse", watch.lap()});
   CPUPipelineOptions pipeline;
+  pipeline.vectorBits = options.vectorBits;
   setPipelineOptions(pipeline, options);
   ModuleOp op = **module;
-  if (Status status =
-          runPipeline(op, pipeline, Phase::Captured, Phase::Fused);
+  if (Status status = runPipeline(op, pipeline, Phase::Captured, Phase::Fused);
       !status)
     return status;
   program.traffic = measureTraffic(op);
-  if (Status status =
-          runPipeline(op, pipeline, Phase::Bound, Phase::Bound);
+  if (Status status = runPipeline(op, pipeline, Phase::Bound, Phase::Bound);
       !status)
     return status;
   if (Status status = program.describe(op); !status)
     return status;
   if (Status status = program.addSites(op); !status)
     return status;
-  if (Status status =
-          runPipeline(op, pipeline, Phase::Lowered, Phase::LLVM);
+  if (Status status = runPipeline(op, pipeline, Phase::Lowered, Phase::LLVM);
       !status)
     return status;
   program.times.push_back({"lower", watch.lap()});
@@ -884,13 +893,14 @@ Expected<std::string> Context::emit(std::string_view source,
       {"captured", Phase::Captured}, {"fused", Phase::Fused},
       {"bound", Phase::Bound},       {"lowered", Phase::Lowered},
       {"buffers", Phase::Buffers},   {"llvm", Phase::LLVM},
-      {"llvmir", Phase::LLVM},       {"llvmir-opt", Phase::LLVM}};
+      {"llvmir", Phase::LLVM},       {"llvmir-opt", Phase::LLVM},
+      {"ptx", Phase::LLVM}};
   auto it =
       llvm::find_if(phases, [&](auto &entry) { return entry.first == phase; });
   if (it == std::end(phases))
     return Status::invalidArgument("expected a phase of captured, fused, "
-                                   "bound, lowered, buffers, llvm, llvmir and "
-                                   "llvmir-opt, got '" +
+                                   "bound, lowered, buffers, llvm, llvmir, "
+                                   "llvmir-opt and ptx, got '" +
                                    std::string(phase) + "'");
   Expected<scheduler::PolicyContext> policies = policyContext();
   if (!policies)
@@ -902,15 +912,42 @@ Expected<std::string> Context::emit(std::string_view source,
   auto module = parse(impl->mlir, source, name);
   if (!module)
     return module.takeStatus();
-  CPUPipelineOptions pipeline;
-  setPipelineOptions(pipeline, options);
-  pipeline.observe = (*policy)->statistics().has_value();
   ModuleOp op = **module;
-  if (Status status = runPipeline(op, pipeline, Phase::Captured, it->second);
-      !status)
+  auto lower = [&](auto &pipeline) {
+    setPipelineOptions(pipeline, options);
+    pipeline.observe = (*policy)->statistics().has_value();
+    return runPipeline(op, pipeline, Phase::Captured, it->second);
+  };
+  Status status = Status::ok();
+  if (options.chip.empty()) {
+    if (phase == "ptx")
+      return Status::invalidArgument(
+          "expected a chip, such as sm_90a, for phase 'ptx', got none");
+    CPUPipelineOptions pipeline;
+    pipeline.vectorBits = options.vectorBits;
+    status = lower(pipeline);
+  } else {
+    auto chip = parseChip(options.chip);
+    if (!chip)
+      return Status::invalidArgument(llvm::toString(chip.takeError()));
+    GPUPipelineOptions pipeline;
+    pipeline.chip = *chip;
+    status = lower(pipeline);
+  }
+  if (!status)
     return status;
   std::string text;
   llvm::raw_string_ostream os(text);
+  if (!options.chip.empty() && it->second == Phase::LLVM && phase != "llvm") {
+    DiagnosticCollector diagnostics(&impl->mlir);
+    auto image = takeDeviceImage(op, options.optLevel);
+    if (!image) {
+      std::string message = llvm::toString(image.takeError());
+      return diagnostics.status(message.c_str());
+    }
+    if (phase == "ptx")
+      return image->ptx;
+  }
   if (!llvm::StringRef(phase.data(), phase.size()).starts_with("llvmir")) {
     op.print(os);
     os << "\n";
@@ -968,8 +1005,7 @@ Status Context::exportProgram(std::string_view source, std::string_view format,
   if (isConstant(options.policy))
     pipeline.policy = options.policy;
   ModuleOp op = **module;
-  if (Status status =
-          runPipeline(op, pipeline, Phase::Captured, Phase::Bound);
+  if (Status status = runPipeline(op, pipeline, Phase::Captured, Phase::Bound);
       !status)
     return status;
   Status unsupported;
@@ -990,8 +1026,7 @@ Status Context::exportProgram(std::string_view source, std::string_view format,
     stem = stem.take_front(dot);
   llvm::StringRef base = stem.substr(stem.rfind('/') + 1);
   std::string header = emitCHeader(op, base);
-  if (Status status =
-          runPipeline(op, pipeline, Phase::Lowered, Phase::LLVM);
+  if (Status status = runPipeline(op, pipeline, Phase::Lowered, Phase::LLVM);
       !status)
     return status;
   auto machine = createHostTargetMachine();

@@ -52,6 +52,9 @@ struct CompileOptions {
   /// Gathers statistics of every floating-point tensor of the program in each
   /// run, at sites of their own (see observations()). Slow.
   bool observeValues = false;
+  /// The chip whose code emit() shows, such as "sm_90a"; empty stands for the
+  /// context's device. Programs always run on that.
+  std::string chip = "";
 };
 
 /// A device and the compiler for it. Thread-safe: compile() takes turns.
@@ -72,8 +75,8 @@ public:
 
   /// The program after a phase of the pipeline, as text: "captured", "fused",
   /// "bound",
-  /// "lowered", "buffers" or "llvm" for MLIR, "llvmir" for LLVM IR and
-  /// "llvmir-opt" for optimized LLVM IR.
+  /// "lowered", "buffers" or "llvm" for MLIR, "llvmir" for LLVM IR of the host
+  /// and "llvmir-opt" for it optimized; "ptx" for the kernels of a GPU.
   Expected<std::string> emit(std::string_view source, std::string_view phase,
                              const CompileOptions &options = {},
                              std::string_view name = "<source>");
