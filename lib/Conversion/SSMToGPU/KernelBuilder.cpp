@@ -336,12 +336,12 @@ Val KernelBuilder::toI32(Val value) {
 }
 Val KernelBuilder::min(Val a, Val c) {
   if (a.isFloat())
-    return wrap(b.createOrFold<arith::MinNumFOp>(loc, a.value, c.value));
+    return intrinsic("llvm.minnum.f32", f32Type(), {a, c});
   return wrap(b.createOrFold<arith::MinSIOp>(loc, a.value, c.value));
 }
 Val KernelBuilder::max(Val a, Val c) {
   if (a.isFloat())
-    return wrap(b.createOrFold<arith::MaxNumFOp>(loc, a.value, c.value));
+    return intrinsic("llvm.maxnum.f32", f32Type(), {a, c});
   return wrap(b.createOrFold<arith::MaxSIOp>(loc, a.value, c.value));
 }
 Val KernelBuilder::select(Val condition, Val a, Val c) {

@@ -60,6 +60,10 @@ struct ExpandKernelMath
     patterns.add<ToIntrinsic<math::FloorOp>>(context, "llvm.floor.f32");
     patterns.add<ToIntrinsic<math::CopySignOp>>(context, "llvm.copysign.f32");
     patterns.add<ToIntrinsic<math::FmaOp>>(context, "llvm.fma.f32");
+    patterns.add<ToIntrinsic<arith::MaxNumFOp>>(context, "llvm.maxnum.f32");
+    patterns.add<ToIntrinsic<arith::MinNumFOp>>(context, "llvm.minnum.f32");
+    patterns.add<ToIntrinsic<arith::MaximumFOp>>(context, "llvm.maximum.f32");
+    patterns.add<ToIntrinsic<arith::MinimumFOp>>(context, "llvm.minimum.f32");
     populateMathPolynomialApproximationPatterns(patterns, [](StringRef name) {
       return name == "math.log1p" || name == "math.log" || name == "math.erf";
     });
