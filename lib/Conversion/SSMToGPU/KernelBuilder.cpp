@@ -691,7 +691,7 @@ void KernelBuilder::ifElse(Val condition, llvm::function_ref<void()> then,
 }
 
 Vals KernelBuilder::ifValues(Val condition, llvm::function_ref<Vals()> then,
-                           llvm::function_ref<Vals()> otherwise) {
+                             llvm::function_ref<Vals()> otherwise) {
   // The types are known once one side is built.
   OpBuilder::InsertionGuard guard(b);
   Region thenRegion, elseRegion;

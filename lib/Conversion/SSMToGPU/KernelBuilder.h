@@ -233,7 +233,7 @@ public:
               llvm::function_ref<void()> otherwise);
   /// The same for sides that have values, of the same types.
   Vals ifValues(Val condition, llvm::function_ref<Vals()> then,
-              llvm::function_ref<Vals()> otherwise);
+                llvm::function_ref<Vals()> otherwise);
 
   Val intrinsic(llvm::StringRef name, mlir::Type type,
                 llvm::ArrayRef<Val> arguments);

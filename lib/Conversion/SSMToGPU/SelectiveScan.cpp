@@ -4,6 +4,8 @@
 //
 //===----------------------------------------------------------------------===//
 //
+// Two kernels, for many channels and for few.
+//
 // The warp-autonomous kernel. Lanes of a warp split the states of a channel:
 // lane (r, q) of the 32 / G rows of G lanes owns `statesPerLane` states of one
 // or two neighbouring channels. A warp walks its tokens in blocks of eight and
@@ -66,6 +68,68 @@ struct WarpTiling {
   }
 };
 
+/// How the state-split kernel cuts its work.
+struct SplitTiling {
+  /// Tokens whose data a scan lane holds at a time.
+  static constexpr int64_t kSteps = 8;
+  /// Tiles in shared memory: one that is read, two ahead.
+  static constexpr int64_t kRing = 3;
+
+  /// States of a lane, lanes of a channel, channels and tokens of a tile.
+  int64_t statesPerLane, lanes, channels, tokens;
+
+  SplitTiling(int64_t states, int64_t statesPerLane, int64_t channels,
+              int64_t tokens)
+      : statesPerLane(statesPerLane),
+        lanes(llvm::PowerOf2Ceil(llvm::divideCeil(states, statesPerLane))),
+        channels(channels), tokens(tokens) {}
+
+  int64_t paddedStates() const { return statesPerLane * lanes; }
+  int64_t channelsPerWarp() const { return 32 / lanes; }
+  int64_t scanWarps() const { return channels / channelsPerWarp(); }
+  /// An auxiliary lane has two channels and two tokens of every tile.
+  int64_t auxWarps() const { return tokens * channels / 128; }
+  int64_t auxThreads() const { return auxWarps() * 32; }
+  int64_t threads() const { return (scanWarps() + auxWarps()) * 32; }
+  /// Lanes of an auxiliary warp that share a pair of channels.
+  int64_t lanesPerPair() const { return 64 / channels; }
+  // Words; rows are padded to fall into other banks.
+  int64_t pairRow() const { return 2 * tokens + 8; }
+  int64_t pairWords() const { return channels * pairRow(); }
+  int64_t partialRow() const { return tokens + 4; }
+  int64_t partialChannel() const {
+    return lanes * partialRow() + (lanesPerPair() == 8 ? 8 : 4);
+  }
+  int64_t partialWords() const { return channels * partialChannel(); }
+};
+
+/// How rows of B and C of one type lie in shared memory, by state, so that a
+/// lane reads the tokens of its states in vectors.
+struct StateLayout {
+  /// Values of a word: two states of a token, two tokens of a state, or one
+  /// f32.
+  enum Kind { StatePair, TokenPair, Single } kind;
+  /// Words of a row, padded; rows of the tile.
+  int64_t row, rows;
+
+  StateLayout(Type element, const SplitTiling &t) {
+    kind = element.isF32()       ? Single
+           : t.statesPerLane > 1 ? StatePair
+                                 : TokenPair;
+    row = (kind == TokenPair ? t.tokens / 2 : t.tokens) + 4;
+    rows = kind == StatePair ? t.paddedStates() / 2 : t.paddedStates();
+  }
+  int64_t words() const { return row * rows; }
+  /// Words of eight tokens of a row.
+  int64_t wordsPerGroup() const {
+    return kind == TokenPair ? SplitTiling::kSteps / 2 : SplitTiling::kSteps;
+  }
+  /// Rows of a lane.
+  int64_t rowsPerLane(const SplitTiling &t) const {
+    return kind == StatePair ? t.statesPerLane / 2 : t.statesPerLane;
+  }
+};
+
 /// What a kernel computes of a scan.
 enum class ScanPass {
   /// Everything.
@@ -76,6 +140,9 @@ enum class ScanPass {
   Outputs
 };
 
+/// Kernels of an unsplit scan, by the numbers that the scheduler knows them by.
+enum class ScanVariant : int64_t { Rule, Warp, Split, SplitNarrow };
+
 /// The operands of a scan on the host; null where absent.
 struct ScanOperands {
   Value chunk, chunkCount;
@@ -84,6 +151,43 @@ struct ScanOperands {
   Value chunkStates, chunkSteps;
   Value y, last;
 };
+
+/// Writes `count` states from `n` of a token to a tile at `to`.
+void storeStates(KernelBuilder &k, const StateLayout &layout, Type element,
+                 int64_t count, Val packed, Val token, Val n, Val to) {
+  auto at = [&](Val row, Val word, int64_t bytes) {
+    return k.offset(to, row * double(4 * layout.row) + word * double(bytes));
+  };
+  switch (layout.kind) {
+  case StateLayout::Single: {
+    Vals values = k.unpack(packed, element, count);
+    for (int64_t i = 0; i < count; ++i)
+      k.store(values[i], at(n + double(i), token, 4));
+    return;
+  }
+  case StateLayout::StatePair:
+    if (count == 1) {
+      // The half of a word.
+      k.store(packed, k.offset(at(n / 2.0, token, 4), (n & 1) * 2.0));
+      return;
+    }
+    for (int64_t i = 0; i < count; i += 2)
+      k.store(count == 2 ? packed : k.extract(packed, i / 2),
+              at(n / 2.0 + double(i / 2), token, 4));
+    return;
+  case StateLayout::TokenPair:
+    for (int64_t i = 0; i < count; ++i) {
+      Val half = packed;
+      if (count > 1) {
+        Val word = count == 2 ? packed : k.extract(packed, i / 2);
+        half = k.wrap(arith::TruncIOp::create(
+            k.b, k.loc, k.i16Type(), (i % 2 ? word >> 16 : word).value));
+      }
+      k.store(half, at(n + double(i), token, 2));
+    }
+    return;
+  }
+}
 
 class SelectiveScanKernels {
 public:
@@ -109,7 +213,7 @@ public:
     s.chunkCount = e.max(e.ceilDiv(sequences.length, s.chunk), e.index(1));
     Value unsplit = e.cmp(arith::CmpIPredicate::sle, s.chunkCount, e.index(1));
     e.ifThen(
-        unsplit, [&] { emitWarpKernel(s, ScanPass::Whole); },
+        unsplit, [&] { emitUnsplit(s); },
         [&] {
           s.chunkStates = e.workspace({sequences.count, s.chunkCount,
                                        e.index(channels), e.index(states)},
@@ -129,12 +233,11 @@ public:
   }
 
 private:
-  /// What a stream gives a lane of the tokens that it prepares.
-  struct Prepared {
-    Vals u, delta, z;
-  };
-
+  /// Whether two neighbouring channels can be loaded and stored together.
+  bool hasPairs(const ScanOperands &s);
+  void emitUnsplit(const ScanOperands &s);
   void emitWarpKernel(const ScanOperands &s, ScanPass pass);
+  void emitSplitKernel(const ScanOperands &s, const SplitTiling &t);
   void emitCarryKernel(const ScanOperands &s);
 
   GPULowering &e;
@@ -145,6 +248,90 @@ private:
 };
 } // namespace
 
+bool SelectiveScanKernels::hasPairs(const ScanOperands &s) {
+  int64_t alignment = std::gcd(channels / groups, e.outputAlignment(s.y));
+  for (Value tensor :
+       {Value(op.getU()), Value(op.getDelta()), Value(op.getZ())})
+    if (tensor)
+      alignment = std::gcd(alignment, e.streamAlignment(tensor));
+  return alignment % 2 == 0;
+}
+
+/// One kernel over whole sequences: the one that was bound with the chunk, or
+/// that of a rule from measurements on one chip, by channels per
+/// multiprocessor.
+void SelectiveScanKernels::emitUnsplit(const ScanOperands &s) {
+  // Below: few channels a multiprocessor, where the latency of a step counts.
+  constexpr int64_t kWarpChannels = 64, kNarrowChannels = 8;
+  // Sequences of one tile are not worth a long one.
+  constexpr int64_t kShortLength = 128;
+  bool canSplit = hasPairs(s) && states <= 64;
+  if (!canSplit)
+    return emitWarpKernel(s, ScanPass::Whole);
+  auto constant = [&](int64_t value) { return e.index(value); };
+  using Predicate = arith::CmpIPredicate;
+  auto pick = [&](Value condition, ScanVariant then, Value otherwise) {
+    return e.host.createOrFold<arith::SelectOp>(
+        e.loc, condition, constant(static_cast<int64_t>(then)), otherwise);
+  };
+  Value work = e.mul(sequences.count, channels);
+  Value variant =
+      pick(e.cmp(Predicate::sle, work,
+                 constant(kNarrowChannels * e.target.multiprocessors)),
+           ScanVariant::SplitNarrow,
+           pick(e.cmp(Predicate::sle, work,
+                      constant(kWarpChannels * e.target.multiprocessors)),
+                ScanVariant::Split, constant(int64_t(ScanVariant::Warp))));
+  auto bind = op.getChunkSize() ? op.getChunkSize().getDefiningOp<BindChunkOp>()
+                                : BindChunkOp();
+  if (bind) {
+    Value bound =
+        e.callRuntime("corey_rt_variant", {e.siteAddress(bind.getSiteAttr())},
+                      e.host.getI64Type());
+    bound = e.host.createOrFold<arith::IndexCastOp>(
+        e.loc, e.host.getIndexType(), bound);
+    Value byRule = e.cmp(Predicate::eq, bound,
+                         constant(static_cast<int64_t>(ScanVariant::Rule)));
+    variant =
+        e.host.createOrFold<arith::SelectOp>(e.loc, byRule, variant, bound);
+  }
+  auto is = [&](ScanVariant which) {
+    return e.cmp(Predicate::eq, variant, constant(static_cast<int64_t>(which)));
+  };
+  int64_t wide = states > 8 ? llvm::divideCeil(states, 8) : 1;
+  wide = llvm::PowerOf2Ceil(wide);
+  // Twice the lanes for a channel, half the channels of a block.
+  int64_t narrow = std::max<int64_t>(wide / 2, 1);
+  auto channelsFor = [&](int64_t statesPerLane) {
+    SplitTiling t(states, statesPerLane, 8, 64);
+    return std::clamp<int64_t>(4 * t.channelsPerWarp(), 8, 32);
+  };
+  e.ifThen(
+      is(ScanVariant::SplitNarrow),
+      [&] {
+        emitSplitKernel(s,
+                        SplitTiling(states, narrow, channelsFor(narrow), 64));
+      },
+      [&] {
+        e.ifThen(
+            is(ScanVariant::Split),
+            [&] {
+              e.ifThen(
+                  e.cmp(Predicate::sle, sequences.length,
+                        constant(kShortLength)),
+                  [&] {
+                    emitSplitKernel(
+                        s, SplitTiling(states, wide, channelsFor(wide), 32));
+                  },
+                  [&] {
+                    emitSplitKernel(
+                        s, SplitTiling(states, wide, channelsFor(wide), 64));
+                  });
+            },
+            [&] { emitWarpKernel(s, ScanPass::Whole); });
+      });
+}
+
 void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
                                           ScanPass pass) {
   bool hasOutput = pass != ScanPass::States;
@@ -152,14 +339,7 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
   StringRef name = pass == ScanPass::Whole    ? "selective_scan_warp"
                    : pass == ScanPass::States ? "selective_scan_warp_states"
                                               : "selective_scan_warp_outputs";
-  // Two neighbouring channels a lane where their elements are loaded together.
-  // The streams tell whether they can be, and belong to the kernel.
-  int64_t pairAlignment = perGroup;
-  for (Value tensor : {Value(op.getU()), Value(op.getDelta()), Value(op.getZ())})
-    if (tensor)
-      pairAlignment = std::gcd(pairAlignment, e.streamAlignment(tensor));
-  pairAlignment = std::gcd(pairAlignment, e.outputAlignment(s.y));
-  WarpTiling t(states, pairAlignment % 2 == 0 ? 2 : 1);
+  WarpTiling t(states, hasPairs(s) ? 2 : 1);
   int64_t steps = WarpTiling::kSteps;
   int64_t count = t.channelsPerLane;
 
@@ -543,6 +723,455 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
   if (pass != ScanPass::Whole)
     blocks = e.mul(s.chunkCount, tileBlocks);
   k.launch(e.gridOf(blocks, sequences.count));
+}
+
+/// The scan of the states of a channel by several lanes; see above.
+void SelectiveScanKernels::emitSplitKernel(const ScanOperands &s,
+                                           const SplitTiling &t) {
+  constexpr int64_t kSteps = SplitTiling::kSteps, kRing = SplitTiling::kRing;
+  int64_t perGroup = channels / groups;
+  int64_t states = this->states, groupsPerTile = t.tokens / kSteps;
+  std::string name = "selective_scan_split" + std::to_string(t.statesPerLane) +
+                     "x" + std::to_string(t.channels) + "x" +
+                     std::to_string(t.tokens);
+  KernelBuilder k(e.host, e.loc, e.kernels, name, {t.threads(), 1});
+  InputStream u(e, k, op.getU()), delta(e, k, op.getDelta());
+  InputStream z(e, k, op.getZ());
+  DeviceTensor A(e, k, e.buffer(op.getA())), B(e, k, e.buffer(op.getB()));
+  DeviceTensor C(e, k, e.buffer(op.getC())), D(e, k, e.buffer(op.getD()));
+  OutputStream y(e, k, s.y);
+  DeviceTensor bias(e, k, e.buffer(op.getDeltaBias()));
+  DeviceTensor initial(e, k, e.buffer(op.getInitialState()));
+  DeviceTensor last(e, k, s.last);
+  StateLayout layouts[2] = {StateLayout(B.element, t),
+                            StateLayout(C.element, t)};
+
+  // Shared memory: rings of (dt, dt u) by channel, of B and of C by state, and
+  // two tiles of partial outputs by channel and lane.
+  Val pairs = k.shared(4 * kRing * t.pairWords());
+  Val rows[2] = {k.shared(4 * kRing * layouts[0].words()),
+                 k.shared(4 * kRing * layouts[1].words())};
+  Val partials = k.shared(4 * 2 * t.partialWords());
+
+  auto scalar = [&](const DeviceTensor &tensor, ArrayRef<Val> leading, Val at) {
+    return k.unpack(
+        k.load(tensor.at(leading, at), k.packedType(tensor.element, 1), true),
+        tensor.element, 1)[0];
+  };
+  int64_t tilesPerGroup = llvm::divideCeil(perGroup, t.channels);
+  Val block = k.blockIdx('x'), sequence = rowOfBlock(k);
+  Val lane = k.lane(), warp = k.warp();
+  // Blocks of no sequence leave together: no barrier waits for them.
+  k.ifThen(sequence < k.i32Argument(sequences.count), [&] {
+    DeviceSequences::Range range = sequences.range(k, sequence);
+    Val batch = range.batch, begin = range.begin, length = range.length;
+    Val group = block / double(tilesPerGroup);
+    Val limit = (group + 1.0) * double(perGroup);
+    Val channel0 =
+        group * double(perGroup) + (block % tilesPerGroup) * double(t.channels);
+    Val tiles = (length + double(t.tokens - 1)) / double(t.tokens);
+    // Auxiliary warps go round the ring in whole turns.
+    Val turns = (tiles + double(kRing - 1)) / double(kRing);
+
+    auto scan = [&] {
+      Val local = warp * double(t.channelsPerWarp()) + lane / double(t.lanes);
+      Val g = lane % t.lanes;
+      Val channel = channel0 + local;
+      Val inside = channel < limit;
+      Val c = k.min(channel, limit - 1.0);
+      Vals rate, h;
+      auto stateIndex = [&](int64_t i) {
+        return g * double(t.statesPerLane) + double(i);
+      };
+      auto ifState = [&](int64_t i, llvm::function_ref<Val(Val n)> get) {
+        Val n = stateIndex(i);
+        if (t.paddedStates() == states)
+          return get(n);
+        return k.select(n < double(states), get(k.min(n, k.i32(states - 1))),
+                        k.f32(0));
+      };
+      for (int64_t i = 0; i < t.statesPerLane; ++i) {
+        rate.push_back(
+            ifState(i, [&](Val n) { return scalar(A, {c}, n) * kLog2E; }));
+        h.push_back(ifState(i, [&](Val n) {
+          return initial ? scalar(initial, {sequence, c}, n) : k.f32(0);
+        }));
+      }
+      // Where the lane reads and writes.
+      Val pairBase = k.offset(pairs, local * double(4 * t.pairRow()));
+      Val rowBase[2];
+      for (int64_t m = 0; m < 2; ++m)
+        rowBase[m] =
+            k.offset(rows[m], g * double(4 * layouts[m].rowsPerLane(t) *
+                                         layouts[m].row));
+      Val partialBase =
+          k.offset(partials, local * double(4 * t.partialChannel()) +
+                                 g * double(4 * t.partialRow()));
+
+      /// Everything of eight tokens that is loaded ahead.
+      auto loadPairs = [&](Val slot, int64_t group, Vals &dt, Vals &dtu) {
+        Val from = k.offset(pairBase, slot * double(4 * t.pairWords()));
+        dt.clear(), dtu.clear();
+        for (int64_t i = 0; i < kSteps; i += 2) {
+          Vals v = k.unpack(k.load(k.offset(from, 8 * (group * kSteps + i)),
+                                   k.packedType(k.f32Type(), 4)),
+                            k.f32Type(), 4);
+          dt.push_back(v[0]), dtu.push_back(v[1]);
+          dt.push_back(v[2]), dtu.push_back(v[3]);
+        }
+      };
+      auto loadRows = [&](int64_t m, Val slot, int64_t group) {
+        const StateLayout &layout = layouts[m];
+        Val from = k.offset(rowBase[m], slot * double(4 * layout.words()));
+        Vals words;
+        for (int64_t r = 0; r < layout.rowsPerLane(t); ++r)
+          for (int64_t i = 0; i < layout.wordsPerGroup(); i += 4) {
+            Val v =
+                k.load(k.offset(from, 4 * (r * layout.row +
+                                           group * layout.wordsPerGroup() + i)),
+                       VectorType::get({4}, layout.kind == StateLayout::Single
+                                                ? k.f32Type()
+                                                : k.i32Type()));
+            for (int64_t j = 0; j < 4; ++j)
+              words.push_back(k.extract(v, j));
+          }
+        return words;
+      };
+      /// The value of the lane's state i at token `step` of loaded words.
+      auto valueOf = [&](int64_t m, ArrayRef<Val> words, int64_t step,
+                         int64_t i) {
+        const StateLayout &layout = layouts[m];
+        Type element = m ? C.element : B.element;
+        int64_t perRow = layout.wordsPerGroup();
+        switch (layout.kind) {
+        case StateLayout::Single:
+          return words[i * perRow + step];
+        case StateLayout::StatePair:
+          return k.unpack(words[i / 2 * perRow + step], element, 2)[i % 2];
+        case StateLayout::TokenPair:
+          return k.unpack(words[i * perRow + step / 2], element, 2)[step % 2];
+        }
+        llvm_unreachable("unknown layout");
+      };
+
+      k.syncBlock();
+      // One group's exponentials are computed while the one before is scanned.
+      Val first = k.i32(0);
+      Vals dt, dtu, decay, dtNext, dtuNext;
+      loadPairs(first, 0, dt, dtu);
+      for (int64_t i = 0; i < kSteps; ++i)
+        for (Val a : rate)
+          decay.push_back(k.ex2(dt[i] * a));
+      Vals b = loadRows(0, first, 0), cs = loadRows(1, first, 0);
+      loadPairs(first, 1, dtNext, dtuNext);
+
+      SmallVector<Vals *> carried{&h, &decay, &dtu, &dtNext, &dtuNext, &b, &cs};
+      auto flatten = [&] {
+        Vals all;
+        for (Vals *part : carried)
+          llvm::append_range(all, *part);
+        return all;
+      };
+      auto unflatten = [&](ArrayRef<Val> all) {
+        for (Vals *part : carried) {
+          size_t size = part->size();
+          part->assign(all.begin(), all.begin() + size);
+          all = all.drop_front(size);
+        }
+      };
+      Vals inits = flatten();
+      inits.push_back(first);
+      Vals end = k.forLoop(
+          k.i32(0), tiles, 1, inits, [&](Val tile, ArrayRef<Val> in) -> Vals {
+            unflatten(in.drop_back());
+            Val slot = in.back();
+            Val nextSlot =
+                k.select(slot == double(kRing - 1), k.i32(0), slot + 1.0);
+            Val out = k.offset(partialBase,
+                               (tile & 1) * double(4 * t.partialWords()));
+            for (int64_t j = 0; j < groupsPerTile; ++j) {
+              bool isLast = j + 1 == groupsPerTile;
+              Val from = isLast ? nextSlot : slot;
+              int64_t at = isLast ? 0 : j + 1;
+              Vals bNext = loadRows(0, from, at), cNext = loadRows(1, from, at);
+              Vals dt2, dtu2;
+              bool wraps = j + 2 >= groupsPerTile;
+              loadPairs(wraps ? nextSlot : slot,
+                        wraps ? j + 2 - groupsPerTile : j + 2, dt2, dtu2);
+              Vals decayNext, outputs;
+              for (int64_t i = 0; i < kSteps; ++i) {
+                for (Val a : rate)
+                  decayNext.push_back(k.ex2(dtNext[i] * a));
+                Val sum;
+                for (int64_t n = 0; n < t.statesPerLane; ++n) {
+                  h[n] = k.fma(decay[i * t.statesPerLane + n], h[n],
+                               dtu[i] * valueOf(0, b, i, n));
+                  Val cn = valueOf(1, cs, i, n);
+                  sum = sum ? k.fma(h[n], cn, sum) : h[n] * cn;
+                }
+                outputs.push_back(sum);
+              }
+              for (int64_t i = 0; i < kSteps; i += 4)
+                k.store(k.vector(ArrayRef(outputs).slice(i, 4)),
+                        k.offset(out, 4 * (j * kSteps + i)));
+              decay = decayNext;
+              dtu = dtuNext;
+              dtNext = dt2;
+              dtuNext = dtu2;
+              b = bNext;
+              cs = cNext;
+            }
+            k.syncBlock();
+            Vals next = flatten();
+            next.push_back(nextSlot);
+            return next;
+          });
+      unflatten(ArrayRef(end).drop_back());
+      // Tiles that only fill up the last turn.
+      k.forLoop(tiles, turns * double(kRing), 1, [&](Val) { k.syncBlock(); });
+      if (!last)
+        return;
+      for (int64_t i = 0; i < t.statesPerLane; ++i)
+        k.ifThen(inside & (stateIndex(i) < double(states)), [&] {
+          k.store(k.pack({h[i]}, last.element),
+                  last.at({sequence, c}, stateIndex(i)));
+        });
+    };
+
+    auto prepare = [&] {
+      // Two channels, two tokens of every tile.
+      Val thread = k.threadIdx() - double(32 * t.scanWarps());
+      Val auxWarp = warp - double(t.scanWarps());
+      Val pairIndex = lane / double(t.lanesPerPair());
+      Val local = pairIndex * 2.0;
+      Val step =
+          (auxWarp * double(t.lanesPerPair()) + lane % t.lanesPerPair()) * 2.0;
+      Val channel = channel0 + local;
+      Val inside = channel < limit;
+      Val c = k.min(channel, limit - 2.0);
+      Val batch64 = k.toI64(batch), row0 = k.toI64(begin);
+      Val lastRow = length - 1.0;
+      Cursor uRow = u.at({batch64, row0}, c);
+      Cursor deltaRow = delta.at({batch64, row0}, c);
+      Cursor zRow = z ? z.at({batch64, row0}, c) : Cursor();
+      Cursor yRow = y.at({batch64, row0}, c);
+      Vals shift, skip;
+      for (int64_t j = 0; j < 2; ++j) {
+        if (bias)
+          shift.push_back(scalar(bias, {}, c + double(j)));
+        if (D)
+          skip.push_back(scalar(D, {}, c + double(j)));
+      }
+      Val pairTo =
+          k.offset(pairs, local * double(4 * t.pairRow()) + step * 8.0);
+      Val partialFrom = k.offset(
+          partials, local * double(4 * t.partialChannel()) + step * 4.0);
+
+      // Pieces of B and C of a thread.
+      struct Piece {
+        int64_t elements, perRow, count, rounds;
+      };
+      Piece pieces[2];
+      for (int64_t m = 0; m < 2; ++m) {
+        Value tensor = m ? op.getC() : op.getB();
+        Piece &p = pieces[m];
+        p.elements = std::gcd(states, rowAlignment(tensor));
+        p.perRow = states / p.elements;
+        p.count = t.tokens * p.perRow;
+        p.rounds = llvm::divideCeil(p.count, t.auxThreads());
+      }
+      if (t.paddedStates() != states) {
+        // Padding stays zero: nothing else is written there.
+        for (int64_t m = 0; m < 2; ++m)
+          k.forLoop(
+              thread, k.i32(kRing * layouts[m].words()), t.auxThreads(),
+              [&](Val i) { k.store(k.i32(0), k.offset(rows[m], i * 4.0)); });
+        k.syncNamed(1, t.auxThreads());
+      }
+
+      /// Loads what the thread prepares of a tile. Rows beyond the sequence are
+      /// read as its last.
+      auto load = [&](Val tile) {
+        Vals loaded;
+        Val t0 = tile * double(t.tokens);
+        for (int64_t i = 0; i < 2; ++i) {
+          Val row = k.max(k.min(t0 + step + double(i), lastRow), k.i32(0));
+          llvm::append_range(loaded, u.load(u.moved(uRow, row), 2));
+          llvm::append_range(loaded, delta.load(delta.moved(deltaRow, row), 2));
+          if (z)
+            llvm::append_range(loaded, z.load(z.moved(zRow, row), 2));
+        }
+        for (int64_t m = 0; m < 2; ++m) {
+          const DeviceTensor &tensor = m ? C : B;
+          const Piece &p = pieces[m];
+          for (int64_t i = 0; i < p.rounds; ++i) {
+            Val index = thread + double(i * t.auxThreads());
+            if (p.count % t.auxThreads())
+              index = k.min(index, k.i32(p.count - 1));
+            Val row =
+                k.max(k.min(t0 + index / double(p.perRow), lastRow), k.i32(0));
+            loaded.push_back(
+                k.load(tensor.at({batch64, row0 + k.toI64(row), group},
+                                 (index % p.perRow) * double(p.elements)),
+                       k.packedType(tensor.element, p.elements), true));
+          }
+        }
+        return loaded;
+      };
+      size_t perToken = u.numLoaded() + delta.numLoaded() + z.numLoaded();
+      /// What the end of a tile needs of its beginning.
+      size_t keptPerToken = u.numLoaded() + z.numLoaded();
+      auto keep = [&](ArrayRef<Val> loaded) {
+        Vals kept;
+        for (int64_t i = 0; i < 2; ++i) {
+          ArrayRef<Val> token = loaded.slice(i * perToken, perToken);
+          llvm::append_range(kept, token.take_front(u.numLoaded()));
+          llvm::append_range(kept, token.take_back(z.numLoaded()));
+        }
+        return kept;
+      };
+
+      /// Prepares a tile in a slot of the ring.
+      auto fill = [&](Val tile, int64_t slot, ArrayRef<Val> loaded) {
+        Val t0 = tile * double(t.tokens);
+        Vals values[2];
+        for (int64_t i = 0; i < 2; ++i) {
+          ArrayRef<Val> token = loaded.slice(i * perToken, perToken);
+          Vals us = u.values(token.take_front(u.numLoaded()), 2);
+          Vals deltas =
+              delta.values(token.slice(u.numLoaded(), delta.numLoaded()), 2);
+          // A token that is not there leaves the state as it is.
+          Val there = t0 + step + double(i) < length;
+          for (int64_t j = 0; j < 2; ++j) {
+            Val dt = deltas[j];
+            if (bias)
+              dt = dt + shift[j];
+            if (op.getDeltaSoftplus())
+              dt = k.softplus(dt);
+            values[j].push_back(k.select(there, dt, k.f32(0)));
+            values[j].push_back(k.select(there, dt * us[j], k.f32(0)));
+          }
+        }
+        for (int64_t j = 0; j < 2; ++j)
+          k.store(
+              k.vector(values[j]),
+              k.offset(pairTo, 4 * (slot * t.pairWords() + j * t.pairRow())));
+        const Val *from = loaded.begin() + 2 * perToken;
+        for (int64_t m = 0; m < 2; ++m) {
+          const Piece &p = pieces[m];
+          const StateLayout &layout = layouts[m];
+          Type element = m ? C.element : B.element;
+          for (int64_t i = 0; i < p.rounds; ++i) {
+            Val index = thread + double(i * t.auxThreads());
+            Val packed = *from++;
+            auto store = [&] {
+              Val token = index / double(p.perRow);
+              Val n = (index % p.perRow) * double(p.elements);
+              storeStates(k, layout, element, p.elements, packed, token, n,
+                          k.offset(rows[m], 4 * slot * layout.words()));
+            };
+            if (p.count % t.auxThreads())
+              k.ifThen(index < double(p.count), store);
+            else
+              store();
+          }
+        }
+      };
+
+      /// Sums and finishes the outputs of a tile.
+      auto finish = [&](Val tile, ArrayRef<Val> kept) {
+        Val from =
+            k.offset(partialFrom, (tile & 1) * double(4 * t.partialWords()));
+        Val sums[2][2];
+        for (int64_t j = 0; j < 2; ++j)
+          for (int64_t g = 0; g < t.lanes; ++g) {
+            Vals v =
+                k.unpack(k.load(k.offset(from, 4 * (j * t.partialChannel() +
+                                                    g * t.partialRow())),
+                                k.packedType(k.f32Type(), 2)),
+                         k.f32Type(), 2);
+            for (int64_t i = 0; i < 2; ++i)
+              sums[i][j] = g ? sums[i][j] + v[i] : v[i];
+          }
+        for (int64_t i = 0; i < 2; ++i) {
+          ArrayRef<Val> token = kept.slice(i * keptPerToken, keptPerToken);
+          Val row = tile * double(t.tokens) + step + double(i);
+          k.ifThen(inside & (row < length), [&] {
+            Vals outputs{sums[i][0], sums[i][1]};
+            if (D) {
+              Vals us = u.values(token.take_front(u.numLoaded()), 2);
+              for (int64_t j = 0; j < 2; ++j)
+                outputs[j] = k.fma(skip[j], us[j], outputs[j]);
+            }
+            if (z) {
+              Vals gate = z.values(token.take_back(z.numLoaded()), 2);
+              for (int64_t j = 0; j < 2; ++j)
+                outputs[j] = outputs[j] * k.silu(gate[j]);
+            }
+            y.store(y.moved(yRow, row), outputs);
+          });
+        }
+      };
+
+      // The ring's slots are named, not moved: what has just been asked for is
+      // not touched until it is needed.
+      Vals ring[kRing], kept[kRing];
+      for (int64_t i = 0; i < kRing; ++i)
+        ring[i] = load(k.i32(i));
+      for (int64_t i = 0; i + 1 < kRing; ++i) {
+        fill(k.i32(i), i, ring[i]);
+        kept[i] = keep(ring[i]);
+        ring[i] = load(k.i32(kRing + i));
+      }
+      kept[kRing - 1] = kept[0];
+      k.syncBlock();
+      auto flatten = [&] {
+        Vals all;
+        for (int64_t i = 0; i < kRing; ++i)
+          llvm::append_range(all, ring[i]);
+        for (int64_t i = 0; i < kRing; ++i)
+          llvm::append_range(all, kept[i]);
+        return all;
+      };
+      auto unflatten = [&](ArrayRef<Val> all) {
+        for (Vals *list :
+             {&ring[0], &ring[1], &ring[2], &kept[0], &kept[1], &kept[2]}) {
+          size_t size = list->size();
+          list->assign(all.begin(), all.begin() + size);
+          all = all.drop_front(size);
+        }
+      };
+      Vals end = k.forLoop(
+          k.i32(0), turns, 1, flatten(),
+          [&](Val turn, ArrayRef<Val> in) -> Vals {
+            unflatten(in);
+            for (int64_t j = 0; j < kRing; ++j) {
+              Val tile = turn * double(kRing) + double(j);
+              int64_t slot = (j + kRing - 1) % kRing;
+              // The tile before, which the scan warps are through with.
+              if (j > 0)
+                finish(tile - 1.0, kept[slot]);
+              else
+                k.ifThen(turn > 0.0, [&] { finish(tile - 1.0, kept[slot]); });
+              // The one after the next.
+              fill(tile + double(kRing - 1), slot, ring[slot]);
+              kept[slot] = keep(ring[slot]);
+              ring[slot] = load(tile + double(2 * kRing - 1));
+              k.syncBlock();
+            }
+            return flatten();
+          });
+      unflatten(end);
+      // The last tile of the last turn.
+      k.ifThen(turns > 0.0,
+               [&] { finish(turns * double(kRing) - 1.0, kept[kRing - 1]); });
+    };
+    k.ifElse(warp < double(t.scanWarps()), scan, [&] {
+      // A sequence without tokens has nothing to load, only a state.
+      k.ifElse(length > 0.0, prepare, [&] { k.syncBlock(); });
+    });
+  });
+  k.launch(e.gridOf(e.index(tilesPerGroup * groups), sequences.count));
 }
 
 /// One thread per state: the state at the end of every chunk becomes that at
