@@ -74,7 +74,7 @@ struct GemmKey {
   int64_t residualBatchStride, residualRowStride;
   int64_t inputType, outputType, biasType;
   /// Of the addresses, in bytes; 0 for what is absent.
-  int64_t xAlignment, wAlignment, yAlignment, residualAlignment, hasBias;
+  int64_t xAlignment, wAlignment, yAlignment, residualAlignment, biasAlignment;
 
   friend bool operator==(const GemmKey &a, const GemmKey &b) {
     return std::memcmp(&a, &b, sizeof a) == 0;
@@ -159,12 +159,12 @@ static void makePlan(const BlasLt &lt, cublasLtHandle_t handle,
   };
   setProduct(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
   setProduct(CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
-  if (key.hasBias) {
+  if (key.biasAlignment) {
     setProduct(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     setProduct(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
                static_cast<int32_t>(key.biasType));
-    // The choice may look at the address; any will do.
-    const void *some = &key;
+    // The choice looks at the alignment of the address only.
+    auto *some = reinterpret_cast<const void *>(key.biasAlignment);
     ok(lt.cublasLtMatmulDescSetAttribute(
         plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &some, sizeof some));
   }
@@ -288,10 +288,10 @@ Expected<bool> Gemm::run(const GemmProblem &given, void *stream) {
   if (p.residual)
     key.residualAlignment =
         alignmentOf(p.residual, p.residualBatchStride * out);
-  key.hasBias = p.bias != nullptr;
+  key.biasAlignment = p.bias ? alignmentOf(p.bias, 0) : 0;
   if (key.xAlignment < in || key.wAlignment < in || key.yAlignment < out ||
       (p.residual && key.residualAlignment < out) ||
-      (p.bias && alignmentOf(p.bias, 0) < sizeOf(p.biasType)))
+      (p.bias && key.biasAlignment < sizeOf(p.biasType)))
     return false;
 
   const Driver &api = device->driver();

@@ -199,6 +199,9 @@ static Status publish(CallState &state, PendingObservation &seen) {
 }
 
 void cuda::publishObservations(CallState &state) {
+  // Asking for an event would end the capture.
+  if (state.cuda->capturing)
+    return;
   for (PendingObservation &seen : state.cuda->observations) {
     if (!seen.pending)
       continue;

@@ -135,7 +135,7 @@ public:
                      size_t rank, size_t elementBytes, void *stream,
                      bool toHost = false) const;
 
-  /// Memory from the driver, aligned to at least 256. freeMemory of null does
+  /// Memory from the driver, aligned to at least 256. deallocate() of null does
   /// nothing. Not for a warm call: both may wait for the device.
   Expected<void *> allocate(size_t bytes) const;
   void deallocate(void *pointer) const;
@@ -476,7 +476,7 @@ struct Call {
 };
 
 /// Hands on what earlier calls on `state` have seen and is there by now. To be
-/// called before a call; does not wait.
+/// called before a call, with its `capturing` set; does not wait.
 void publishObservations(device::CallState &state);
 
 } // namespace corey::cuda
