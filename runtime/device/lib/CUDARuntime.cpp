@@ -60,18 +60,26 @@ template <class T> static T *toPointer(int64_t address) {
 // ABI
 //===----------------------------------------------------------------------===//
 
+/// Memory of the call, or null; `outOfMemory` says whether that is why.
+static void *allocate(cuda::Call &call, size_t size, bool &outOfMemory) {
+  Status status;
+  void *pointer = call.arena.allocate(size, &status);
+  outOfMemory = status.code() == StatusCode::OutOfMemory;
+  if (!outOfMemory)
+    check(status);
+  return pointer;
+}
+
 void *corey_rt_device_malloc(size_t size) {
   cuda::Call *call = deviceCall();
   if (!call)
     return nullptr;
-  Status status;
-  void *pointer = call->arena.allocate(size, &status);
-  if (pointer)
-    return pointer;
-  if (status.code() == StatusCode::OutOfMemory)
+  bool outOfMemory;
+  void *pointer = allocate(*call, size, outOfMemory);
+  // Nothing here is left to be destroyed.
+  if (outOfMemory)
     device::leaveOutOfMemory(size);
-  check(status);
-  return nullptr;
+  return pointer;
 }
 
 void corey_rt_device_free(void *pointer) {
