@@ -1191,8 +1191,10 @@ TEST(ChunkTable, CachePathFollowsTheEnvironment) {
   {
     Environment b("XDG_CACHE_HOME", "/x"), c("HOME", "/h");
     EXPECT_EQ(cachePath(), "/x/corey/chunk-table.json");
-    Environment d("COREY_CACHE_DIR", "");
-    EXPECT_EQ(cachePath(), "/x/corey/chunk-table.json");
+    for (const char *off : {"", "off"}) {
+      Environment d("COREY_CACHE_DIR", off);
+      EXPECT_EQ(cachePath(), "");
+    }
   }
   for (const char *none : {static_cast<const char *>(nullptr), ""}) {
     Environment b("XDG_CACHE_HOME", none), c("HOME", "/h");

@@ -5,6 +5,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "corey/Device/CPU.h"
+#include "SizeClass.h"
 #include "corey/Device/RuntimeABI.h"
 #include <algorithm>
 #include <chrono>
@@ -31,17 +32,6 @@ struct Arena::Header {
 };
 static constexpr size_t kAlignment = 64;
 
-/// The class of a size, and the size every block of that class has.
-static unsigned classOf(size_t size, size_t &rounded) {
-  size = std::max<size_t>(size, 256);
-  unsigned log = 63 - __builtin_clzll(size - 1);
-  size_t quarter = size_t(1) << (log - 2);
-  // In (2^log, 2^(log+1)]: rounded up to quarters of 2^log.
-  size_t steps = (size - (size_t(1) << log) + quarter - 1) / quarter;
-  rounded = (size_t(1) << log) + steps * quarter;
-  return 4 * log + static_cast<unsigned>(steps) - 1;
-}
-
 Arena::~Arena() {
   while (blocks) {
     Header *next = blocks->nextBlock;
@@ -55,7 +45,7 @@ void *Arena::allocate(size_t size) {
   if (size > (size_t(1) << 46))
     return nullptr;
   size_t rounded;
-  unsigned sizeClass = classOf(size, rounded);
+  unsigned sizeClass = sizeClassOf(size, rounded);
   Header *block = lists[sizeClass];
   if (block) {
     lists[sizeClass] = block->next;
@@ -95,7 +85,9 @@ void Arena::releaseAll() {
 // Calls
 //===----------------------------------------------------------------------===//
 
-static thread_local CallState *currentCall = nullptr;
+static thread_local CallState *current = nullptr;
+
+CallState *corey::device::currentCall() { return current; }
 
 /// State for programs that were compiled ahead of time and run without a
 /// CallScope.
@@ -104,7 +96,9 @@ static CallState &defaultCall() {
   return state;
 }
 
-static CallState &call() { return currentCall ? *currentCall : defaultCall(); }
+CallState &corey::device::callOrDefault() {
+  return current ? *current : defaultCall();
+}
 
 /// Runs `function`; a longjmp to state.outOfMemory leaves compiled code, which
 /// has nothing to unwind.
@@ -118,15 +112,16 @@ static bool runGuarded(CallState &state, void (*function)(void **),
 
 bool corey::device::invoke(CallState &state, int threads,
                            void (*function)(void **), void **arguments) {
-  CallState *previous = currentCall;
+  CallState *previous = current;
   int previousThreads = omp_get_max_threads();
-  currentCall = &state;
+  current = &state;
   state.missingBytes = 0;
   state.threads = threads;
   state.seen.clear();
+  std::fill(state.variants.begin(), state.variants.end(), 0);
   omp_set_num_threads(threads);
   bool finished = runGuarded(state, function, arguments);
-  currentCall = previous;
+  current = previous;
   omp_set_num_threads(previousThreads);
   if (finished)
     for (const CallState::Seen &seen : state.seen)
@@ -137,15 +132,30 @@ bool corey::device::invoke(CallState &state, int threads,
 
 int corey::device::hardwareThreads() { return omp_get_num_procs(); }
 
-static void fail(std::string message) {
-  CallState &state = call();
-  if (!currentCall) {
+void corey::device::failCall(Status error) {
+  if (!current) {
     // Nobody will ask: an ahead-of-time program has no other way to be told.
-    std::fprintf(stderr, "corey: error: %s\n", message.c_str());
+    std::fprintf(stderr, "corey: error: %s\n", error.message().c_str());
     return;
   }
-  if (state.error.empty())
-    state.error = std::move(message);
+  if (current->error)
+    current->error = std::move(error);
+}
+
+static void fail(std::string message) {
+  failCall(Status::invalidArgument(std::move(message)));
+}
+
+void corey::device::leaveOutOfMemory(size_t size) {
+  // Compiled code cannot go on without its buffers. Between parallel loops the
+  // call can be left; inside one, or without a caller to tell, it cannot.
+  if (current && !omp_in_parallel()) {
+    current->missingBytes = size;
+    std::longjmp(current->outOfMemory, 1);
+  }
+  std::fprintf(stderr, "corey: fatal: out of memory allocating %zu bytes\n",
+               size);
+  std::abort();
 }
 
 //===----------------------------------------------------------------------===//
@@ -162,9 +172,14 @@ void ProgramState::addObservation(std::unique_ptr<ObservationSite> site) {
   observations.push_back(std::move(site));
 }
 
-scheduler::Site *ProgramState::findChunk(std::string_view name) const {
+int64_t ProgramState::findChunkIndex(std::string_view name) const {
   auto it = chunkIndex.find(name);
-  return it == chunkIndex.end() ? nullptr : chunks[it->second].get();
+  return it == chunkIndex.end() ? -1 : static_cast<int64_t>(it->second);
+}
+
+scheduler::Site *ProgramState::findChunk(std::string_view name) const {
+  int64_t index = findChunkIndex(name);
+  return index < 0 ? nullptr : chunks[index].get();
 }
 
 void ObservationSite::publish(const scheduler::Statistics &s, double ms) {
@@ -194,37 +209,45 @@ void ObservationSite::publish(const scheduler::Statistics &s, double ms) {
 //===----------------------------------------------------------------------===//
 
 void *corey_rt_malloc(size_t size) {
-  CallState &state = call();
-  void *pointer = state.arena.allocate(size);
-  if (pointer)
-    return pointer;
-  // Compiled code cannot go on without its buffers. Between parallel loops the
-  // call can be left; inside one, or without a caller to tell, it cannot.
-  if (currentCall && !omp_in_parallel()) {
-    state.missingBytes = size;
-    std::longjmp(state.outOfMemory, 1);
-  }
-  std::fprintf(stderr, "corey: fatal: out of memory allocating %zu bytes\n",
-               size);
-  std::abort();
+  void *pointer = callOrDefault().arena.allocate(size);
+  if (!pointer)
+    leaveOutOfMemory(size);
+  return pointer;
 }
 
-void corey_rt_free(void *pointer) { call().arena.release(pointer); }
+void corey_rt_free(void *pointer) { callOrDefault().arena.release(pointer); }
 
 int64_t corey_rt_chunk(int64_t site, int64_t batch, int64_t length,
                        int64_t fallback) {
-  CallState &state = call();
-  if (state.program)
-    if (scheduler::Site *found =
-            state.program->findChunk(reinterpret_cast<const char *>(site)))
-      return std::max<int64_t>(
-          found->decide(batch, length, state.threads).chunk, 1);
-  return fallback > 0 ? fallback : std::max<int64_t>(length, 1);
+  CallState &state = callOrDefault();
+  int64_t index =
+      state.program
+          ? state.program->findChunkIndex(reinterpret_cast<const char *>(site))
+          : -1;
+  if (index < 0)
+    return fallback > 0 ? fallback : std::max<int64_t>(length, 1);
+  // On a CUDA device the site's own units hold: its multiprocessors.
+  scheduler::Decision decision = state.program->chunks[index]->decide(
+      batch, length, state.cuda ? 0 : state.threads);
+  state.variants.resize(state.program->chunks.size());
+  state.variants[index] = static_cast<int>(decision.variant);
+  return std::max<int64_t>(decision.chunk, 1);
+}
+
+int64_t corey_rt_variant(int64_t site) {
+  CallState &state = callOrDefault();
+  int64_t index =
+      state.program
+          ? state.program->findChunkIndex(reinterpret_cast<const char *>(site))
+          : -1;
+  return index >= 0 && static_cast<size_t>(index) < state.variants.size()
+             ? state.variants[index]
+             : 0;
 }
 
 void corey_rt_observe(int64_t site, int64_t address, int64_t layout,
                       int64_t rank, int64_t width) {
-  CallState &state = call();
+  CallState &state = callOrDefault();
   if (!state.program)
     return;
   auto it = state.program->observationIndex.find(

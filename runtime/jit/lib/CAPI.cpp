@@ -20,7 +20,7 @@ struct corey_executable {
 
 static thread_local std::string lastError;
 
-static_assert(static_cast<int>(StatusCode::Internal) == COREY_INTERNAL &&
+static_assert(static_cast<int>(StatusCode::DeviceError) == COREY_DEVICE_ERROR &&
                   static_cast<int>(DType::Bool) == COREY_BOOL,
               "the C enumerations mirror the C++ ones");
 

@@ -706,6 +706,7 @@ runtimeSymbols(llvm::orc::MangleAndInterner mangle) {
   add("corey_rt_malloc", corey_rt_malloc);
   add("corey_rt_free", corey_rt_free);
   add("corey_rt_chunk", corey_rt_chunk);
+  add("corey_rt_variant", corey_rt_variant);
   add("corey_rt_gemm", corey_rt_gemm);
   add("corey_rt_observe", corey_rt_observe);
   add("corey_rt_bad_index", corey_rt_bad_index);
@@ -1380,7 +1381,7 @@ Status Executable::Impl::execute(const Function &function, const Tensor *inputs,
                                  const Tensor *outputs, Call &call) {
   call.descriptors.clear();
   call.stagedOutputs.clear();
-  call.state.error.clear();
+  call.state.error = Status::ok();
   // Staging memory comes from the arena as well.
   auto stage = [&](const Tensor &tensor) -> char * {
     size_t bytes = std::max<size_t>(tensor.numBytes(), 1);
@@ -1447,9 +1448,9 @@ Status Executable::Impl::execute(const Function &function, const Tensor *inputs,
       status = Status::outOfMemory("@" + function.info.name + ": expected " +
                                    std::to_string(call.state.missingBytes) +
                                    " bytes for an intermediate, got none");
-    else if (!call.state.error.empty())
-      status = Status::invalidArgument("@" + function.info.name + ": " +
-                                       call.state.error);
+    else if (!call.state.error)
+      status = Status(call.state.error.code(), "@" + function.info.name + ": " +
+                                                   call.state.error.message());
     if (status)
       for (auto [tensor, memory] : call.stagedOutputs)
         copyStrided(static_cast<char *>(tensor->data()),

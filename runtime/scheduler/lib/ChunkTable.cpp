@@ -544,10 +544,9 @@ static std::string environment(const char *name) {
 }
 
 std::string corey::scheduler::cacheDirectory() {
-  std::string folder = environment("COREY_CACHE_DIR");
-  if (!folder.empty())
-    return folder;
-  folder = environment("XDG_CACHE_HOME");
+  if (const char *folder = std::getenv("COREY_CACHE_DIR"))
+    return std::strcmp(folder, "off") == 0 ? "" : folder;
+  std::string folder = environment("XDG_CACHE_HOME");
   if (!folder.empty())
     return folder + "/corey";
   folder = environment("HOME");

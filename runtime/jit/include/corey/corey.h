@@ -27,7 +27,8 @@ typedef enum corey_status {
   COREY_COMPILE_ERROR,
   COREY_UNSUPPORTED,
   COREY_OUT_OF_MEMORY,
-  COREY_INTERNAL
+  COREY_INTERNAL,
+  COREY_DEVICE_ERROR
 } corey_status;
 
 typedef enum corey_dtype {

@@ -41,6 +41,8 @@ enum class StatusCode {
   OutOfMemory,
   /// A defect in COREY itself.
   Internal,
+  /// A device or its driver reported an error.
+  DeviceError,
 };
 
 /// Returns the spelling of \p Code used in printed errors, such as
@@ -63,6 +65,8 @@ inline const char *statusCodeName(StatusCode Code) {
     return "out of memory";
   case StatusCode::Internal:
     return "internal error";
+  case StatusCode::DeviceError:
+    return "device error";
   }
   return "unknown";
 }
@@ -112,6 +116,10 @@ public:
   /// Returns a failure of kind `StatusCode::Internal`.
   static Status internal(std::string Message) {
     return Status(StatusCode::Internal, std::move(Message));
+  }
+  /// Returns a failure of kind `StatusCode::DeviceError`.
+  static Status deviceError(std::string Message) {
+    return Status(StatusCode::DeviceError, std::move(Message));
   }
 
   /// Returns whether the operation succeeded.

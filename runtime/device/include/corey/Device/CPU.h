@@ -1,4 +1,4 @@
-//===- CPU.h - State of a call on the CPU -----------------------*- C++ -*-===//
+//===- CPU.h - State of a call ----------------------------------*- C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
@@ -9,6 +9,7 @@
 
 #include "corey/Scheduler/Estimator.h"
 #include "corey/Scheduler/Site.h"
+#include "corey/Status.h"
 #include <csetjmp>
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +19,10 @@
 #include <string_view>
 #include <unordered_map>
 #include <vector>
+
+namespace corey::cuda {
+struct Call;
+}
 
 namespace corey::device {
 
@@ -85,12 +90,16 @@ struct ProgramState {
   void addChunk(std::unique_ptr<scheduler::Site> site);
   void addObservation(std::unique_ptr<ObservationSite> site);
   scheduler::Site *findChunk(std::string_view name) const;
+  /// Index into `chunks`, or -1.
+  int64_t findChunkIndex(std::string_view name) const;
 };
 
 /// State of one call in progress.
 struct CallState {
   Arena arena;
   ProgramState *program = nullptr;
+  /// What the call has on a CUDA device; null on the CPU.
+  cuda::Call *cuda = nullptr;
   /// Threads of the call.
   int threads = 1;
   /// An estimator for each observation site that the call has passed.
@@ -103,13 +112,27 @@ struct CallState {
     double milliseconds;
   };
   std::vector<Seen> seen;
-  /// The first error of the call; empty while there is none.
-  std::string error;
+  /// The variant that each chunk site's last decision in this call chose.
+  std::vector<int> variants;
+  /// The first error of the call. Functions that compiled code calls do nothing
+  /// more on a device once there is one.
+  Status error;
   /// Bytes the system did not have; 0 while it has had them all.
   size_t missingBytes = 0;
   /// Where run() goes on when there is no memory for an intermediate.
   std::jmp_buf outOfMemory;
 };
+
+/// The call in progress on this thread, or null.
+CallState *currentCall();
+/// The call in progress; without one, state of the thread for programs that
+/// were compiled ahead of time.
+CallState &callOrDefault();
+/// Fails the call in progress. Without one the error is printed.
+void failCall(Status error);
+/// Leaves the call in progress, which needs `size` bytes that there are not.
+/// Inside a parallel loop, or without a call, the process ends.
+[[noreturn]] void leaveOutOfMemory(size_t size);
 
 /// Calls `function` with `arguments` on behalf of `state`, with `threads`
 /// threads. Returns false, with missingBytes set, if memory ran out: the call

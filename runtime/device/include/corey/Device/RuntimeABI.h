@@ -26,6 +26,10 @@ void corey_rt_free(void *pointer);
 int64_t corey_rt_chunk(int64_t site, int64_t batch, int64_t length,
                        int64_t fallback);
 
+/// The variant that the last corey_rt_chunk(site) of this call chose: an index
+/// into the site's kernels; 0 before the first and without a scheduler.
+int64_t corey_rt_variant(int64_t site);
+
 /// y = x w^T, or y += x w^T with `accumulate`, in f32, for `batch` blocks of
 /// `rows` rows: x is [batch, rows, inputs], w is [outputs, inputs] and y is
 /// [batch, rows, outputs]. Addresses are those of element 0, strides are in
@@ -41,6 +45,64 @@ void corey_rt_gemm(int64_t x, int64_t w, int64_t y, int64_t batch, int64_t rows,
 /// -16 for bf16. What one call sees is there for the next.
 void corey_rt_observe(int64_t site, int64_t address, int64_t layout,
                       int64_t rank, int64_t width);
+
+//===----------------------------------------------------------------------===//
+// CUDA
+//===----------------------------------------------------------------------===//
+//
+// For the call in progress, on its device and stream. Nothing here waits for
+// the device, and no call of known shapes allocates. The first error fails the
+// call; after it these functions do nothing.
+//
+//===----------------------------------------------------------------------===//
+
+/// Device memory for an intermediate, aligned to 256 bytes and reused in stream
+/// order once freed; null once the call has failed.
+void *corey_rt_device_malloc(size_t size);
+void corey_rt_device_free(void *pointer);
+
+/// Launches kernel `kernel` of the program's device image, an index into its
+/// list of names, with `gridX` * `gridY` * `gridZ` blocks of `blockX` *
+/// `blockY` * `blockZ` threads in clusters of `clusterX` blocks (1 for none).
+/// `arguments` is the address of an array of the addresses of the arguments'
+/// values. A grid without blocks does nothing.
+void corey_rt_launch(int64_t kernel, int64_t gridX, int64_t gridY,
+                     int64_t gridZ, int64_t blockX, int64_t blockY,
+                     int64_t blockZ, int64_t clusterX,
+                     int64_t dynamicSharedBytes, int64_t arguments);
+
+/// Copies between tensors in device memory, given by the addresses of element
+/// 0. `layout` is the address, on the host, of `rank` sizes, `rank` strides of
+/// the target and `rank` strides of the source, in elements of `elementBytes`
+/// bytes: 1, 2, 4 or 8.
+void corey_rt_device_copy(int64_t target, int64_t source, int64_t layout,
+                          int64_t rank, int64_t elementBytes);
+
+/// y = x w^T (+ bias) (+ residual) as corey_rt_gemm() takes it, in device
+/// memory: `residual` has y's sizes and type, `bias` is [outputs], and either
+/// is 0 when absent. Types are 32 for f32, 16 for f16 and -16 for bf16;
+/// `inputType` is that of x and w, and products are summed in f32. Returns 1
+/// when done, and 0 when no library does it, so that the caller launches a
+/// kernel of its own.
+int64_t corey_rt_device_gemm(int64_t x, int64_t w, int64_t y, int64_t bias,
+                             int64_t residual, int64_t batch, int64_t rows,
+                             int64_t outputs, int64_t inputs,
+                             int64_t xBatchStride, int64_t xRowStride,
+                             int64_t wRowStride, int64_t yBatchStride,
+                             int64_t yRowStride, int64_t residualBatchStride,
+                             int64_t residualRowStride, int64_t inputType,
+                             int64_t outputType, int64_t biasType);
+
+/// As corey_rt_observe() for a tensor in device memory; `layout` is on the
+/// host. The tensor is copied behind the work before it, and its statistics are
+/// there for a later call. A site whose last copy is still under way, and a
+/// call that is captured into a graph, are not looked at.
+void corey_rt_device_observe(int64_t site, int64_t address, int64_t layout,
+                             int64_t rank, int64_t width);
+
+//===----------------------------------------------------------------------===//
+// Errors
+//===----------------------------------------------------------------------===//
 
 /// Fails the call in progress: `index` is not in [0, limit).
 void corey_rt_bad_index(int64_t index, int64_t limit);

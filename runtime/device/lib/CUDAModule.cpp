@@ -1,0 +1,293 @@
+//===- CUDAModule.cpp - Modules and the cache of compiled kernels ---------===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "CUDADriver.h"
+#include "SHA256.h"
+#include "corey/Device/CUDA.h"
+#include "corey/Scheduler/ChunkTable.h"
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <unistd.h>
+
+using namespace corey;
+using namespace corey::cuda;
+using namespace corey::cuda::driver;
+using corey::device::SHA256;
+
+static CUcontext contextOf(const Device &device) {
+  return static_cast<CUcontext>(device.context());
+}
+
+//===----------------------------------------------------------------------===//
+// Entries on disk
+//===----------------------------------------------------------------------===//
+//
+// An entry is "COREYBIN", the key, the payload's length as eight bytes with the
+// least first, the payload's digest, and the payload. The file is named after
+// the key; names are digests of everything that the payload depends on.
+//
+//===----------------------------------------------------------------------===//
+
+static constexpr std::string_view kMagic = "COREYBIN";
+static constexpr size_t kHeaderBytes = 8 + 64 + 8 + 32;
+
+static std::string digestOf(std::string_view bytes) {
+  SHA256 hash;
+  hash.add(bytes);
+  std::array<uint8_t, 32> digest = hash.finish();
+  return std::string(digest.begin(), digest.end());
+}
+
+static std::string lengthBytes(uint64_t length) {
+  std::string bytes;
+  for (int i = 0; i < 8; ++i)
+    bytes += static_cast<char>(length >> (8 * i));
+  return bytes;
+}
+
+/// Where the entry of a key lies; empty if nothing is to be kept.
+static std::filesystem::path entryPath(const std::string &key) {
+  std::string folder = scheduler::cacheDirectory();
+  if (folder.empty())
+    return {};
+  return std::filesystem::path(folder) / "cuda" / (key + ".cubin");
+}
+
+/// The payload of an entry; none if it is not there or not whole.
+static std::optional<std::string> readEntry(const std::string &key) {
+  std::filesystem::path path = entryPath(key);
+  if (path.empty())
+    return std::nullopt;
+  std::ifstream file(path, std::ios::binary);
+  if (!file)
+    return std::nullopt;
+  std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  if (bytes.size() < kHeaderBytes)
+    return std::nullopt;
+  std::string payload = bytes.substr(kHeaderBytes);
+  std::string header = std::string(kMagic) + key + lengthBytes(payload.size()) +
+                       digestOf(payload);
+  if (bytes.compare(0, kHeaderBytes, header) != 0)
+    return std::nullopt;
+  return payload;
+}
+
+/// Keeps a payload. A cache that cannot be written is none: no error.
+static void writeEntry(const std::string &key, std::string_view payload) {
+  std::filesystem::path path = entryPath(key);
+  if (path.empty())
+    return;
+  std::error_code error;
+  std::filesystem::create_directories(path.parent_path(), error);
+  static std::atomic<unsigned> serial{0};
+  std::filesystem::path temporary = path;
+  temporary +=
+      "." + std::to_string(getpid()) + "." + std::to_string(serial++) + ".tmp";
+  bool written;
+  {
+    std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
+    file << kMagic << key << lengthBytes(payload.size()) << digestOf(payload)
+         << payload;
+    file.flush();
+    written = file.good();
+  }
+  // Readers see the old entry or the new one, never a part.
+  if (written)
+    std::filesystem::rename(temporary, path, error);
+  if (!written || error)
+    std::filesystem::remove(temporary, error);
+}
+
+//===----------------------------------------------------------------------===//
+// Compiling
+//===----------------------------------------------------------------------===//
+
+/// A cubin and an ELF file start alike; everything else is taken for PTX.
+static bool isBinary(std::string_view image) {
+  return image.substr(0, 4) == std::string_view("\x7f"
+                                                "ELF",
+                                                4);
+}
+
+/// Compiles PTX to a cubin for the current context's device.
+static Expected<std::string> compilePTX(const Driver &api,
+                                        const std::string &ptx,
+                                        const ModuleOptions &options,
+                                        const std::string &chip) {
+  std::vector<char> info(16 << 10, '\0'), errors(64 << 10, '\0');
+  auto value = [](uintptr_t number) {
+    return reinterpret_cast<void *>(number);
+  };
+  CUjit_option names[] = {
+      CU_JIT_INFO_LOG_BUFFER,    CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
+      CU_JIT_ERROR_LOG_BUFFER,   CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+      CU_JIT_OPTIMIZATION_LEVEL, CU_JIT_GENERATE_LINE_INFO};
+  void *values[] = {info.data(),
+                    value(info.size()),
+                    errors.data(),
+                    value(errors.size()),
+                    value(static_cast<uintptr_t>(options.optLevel)),
+                    value(options.lineInfo)};
+  CUlinkState state = nullptr;
+  if (Status status =
+          check(api,
+                api.cuLinkCreate(static_cast<unsigned>(std::size(names)), names,
+                                 values, &state),
+                "starting the PTX compiler");
+      !status)
+    return status;
+  void *cubin = nullptr;
+  size_t size = 0;
+  // The driver reads text up to its NUL, which counts.
+  CUresult result = api.cuLinkAddData(
+      state, CU_JIT_INPUT_PTX, const_cast<char *>(ptx.c_str()), ptx.size() + 1,
+      "kernels.ptx", 0, nullptr, nullptr);
+  if (result == CUDA_SUCCESS)
+    result = api.cuLinkComplete(state, &cubin, &size);
+  Status status = check(api, result, "compiling PTX for " + chip);
+  std::string binary;
+  if (status)
+    binary.assign(static_cast<const char *>(cubin), size);
+  api.cuLinkDestroy(state);
+  if (status)
+    return binary;
+  if (status.code() == StatusCode::OutOfMemory)
+    return status;
+  std::string log(errors.data(), strnlen(errors.data(), errors.size()));
+  if (log.empty())
+    log.assign(info.data(), strnlen(info.data(), info.size()));
+  while (!log.empty() && (log.back() == '\n' || log.back() == '\0'))
+    log.pop_back();
+  return Status::compileError(status.message() +
+                              (log.empty() ? "" : "\n" + log));
+}
+
+//===----------------------------------------------------------------------===//
+// Modules
+//===----------------------------------------------------------------------===//
+
+static std::atomic<uint64_t> fromMemory{0}, fromDisk{0}, compiled{0};
+
+ModuleCacheCounts Device::moduleCacheCounts() {
+  return {fromMemory, fromDisk, compiled};
+}
+
+Expected<std::shared_ptr<Module>>
+Device::loadModule(std::string_view image, const ModuleOptions &options) {
+  if (options.optLevel < 0 || options.optLevel > 4)
+    return Status::invalidArgument(
+        "expected an optimization level of 0 to 4, got " +
+        std::to_string(options.optLevel));
+  SHA256 hash;
+  hash.addField(image);
+  hash.addField(target);
+  hash.addField(std::to_string(api->version));
+  hash.addField(std::to_string(options.optLevel) +
+                (options.lineInfo ? " lineinfo" : ""));
+  hash.addField(COREY_VERSION);
+  std::string key = hash.finishHex();
+  // Held while compiling, so that a module wanted by two threads is made once.
+  std::lock_guard<std::mutex> lock(mutex);
+  std::weak_ptr<Module> &known = modules[key];
+  if (std::shared_ptr<Module> module = known.lock()) {
+    ++fromMemory;
+    return module;
+  }
+  ContextScope scope(*api, contextOf(*this));
+  if (Status status = scope.status(); !status)
+    return status;
+  RelaxedCapture relaxed(*api);
+  std::string cubin;
+  bool stored = false;
+  if (isBinary(image)) {
+    cubin = image;
+  } else if (std::optional<std::string> entry = readEntry(key)) {
+    cubin = std::move(*entry);
+    stored = true;
+  } else {
+    Expected<std::string> made =
+        compilePTX(*api, std::string(image), options, target);
+    if (!made)
+      return made.takeStatus();
+    cubin = std::move(*made);
+    ++compiled;
+    writeEntry(key, cubin);
+  }
+  std::shared_ptr<Module> module(new Module(shared_from_this()));
+  CUmodule handle = nullptr;
+  CUresult result = api->cuModuleLoadData(&handle, cubin.c_str());
+  if (result == CUDA_ERROR_OUT_OF_MEMORY || (result && !stored))
+    return check(*api, result, "loading kernels for " + target);
+  if (result) {
+    // Whole, and still not what this driver takes: once more from the PTX.
+    Expected<std::string> made =
+        compilePTX(*api, std::string(image), options, target);
+    if (!made)
+      return made.takeStatus();
+    ++compiled;
+    writeEntry(key, *made);
+    if (Status status =
+            check(*api, api->cuModuleLoadData(&handle, made->c_str()),
+                  "loading kernels for " + target);
+        !status)
+      return status;
+  } else if (stored) {
+    ++fromDisk;
+  }
+  module->handle = handle;
+  known = module;
+  return module;
+}
+
+Module::~Module() {
+  if (!handle)
+    return;
+  const Driver &api = owner->driver();
+  ContextScope scope(api, contextOf(*owner));
+  RelaxedCapture relaxed(api);
+  api.cuModuleUnload(static_cast<CUmodule>(handle));
+}
+
+Expected<const Function *> Module::function(const std::string &name) {
+  std::lock_guard<std::mutex> lock(mutex);
+  std::unique_ptr<Function> &slot = functions[name];
+  if (slot)
+    return static_cast<const Function *>(slot.get());
+  const Driver &api = owner->driver();
+  ContextScope scope(api, contextOf(*owner));
+  CUfunction found = nullptr;
+  CUresult result = api.cuModuleGetFunction(
+      &found, static_cast<CUmodule>(handle), name.c_str());
+  if (result == CUDA_ERROR_NOT_FOUND)
+    return Status::notFound("expected a kernel of the module, got '" + name +
+                            "'");
+  auto made = std::make_unique<Function>();
+  made->symbol = name;
+  made->handle = found;
+  auto attribute = [&](CUfunction_attribute which) {
+    int value = 0;
+    if (result == CUDA_SUCCESS)
+      result = api.cuFuncGetAttribute(&value, which, found);
+    return value;
+  };
+  made->attrs.registers = attribute(CU_FUNC_ATTRIBUTE_NUM_REGS);
+  made->attrs.maxThreadsPerBlock =
+      attribute(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
+  made->attrs.localBytes = attribute(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES);
+  made->attrs.sharedBytes = attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
+  if (Status status = check(api, result, "kernel '" + name + "'"); !status)
+    return status;
+  // What a launch may ask for without more.
+  made->dynamicSharedLimit =
+      attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+  slot = std::move(made);
+  return static_cast<const Function *>(slot.get());
+}
