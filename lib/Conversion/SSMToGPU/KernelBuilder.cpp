@@ -716,3 +716,21 @@ Vals KernelBuilder::ifValues(Val condition, llvm::function_ref<Vals()> then,
     results.push_back(wrap(result));
   return results;
 }
+
+Vals KernelBuilder::loadIf(Val condition, llvm::function_ref<Vals()> load) {
+  SmallVector<Type> types;
+  return ifValues(
+      condition,
+      [&] {
+        Vals loaded = load();
+        for (Val v : loaded)
+          types.push_back(v.type());
+        return loaded;
+      },
+      [&] {
+        Vals nothing;
+        for (Type type : types)
+          nothing.push_back(wrap(LLVM::PoisonOp::create(b, loc, type)));
+        return nothing;
+      });
+}

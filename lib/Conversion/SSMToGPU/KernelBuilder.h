@@ -235,6 +235,11 @@ public:
   Vals ifValues(Val condition, llvm::function_ref<Vals()> then,
                 llvm::function_ref<Vals()> otherwise);
 
+  /// What `load` loads if `condition` holds, else anything. The branch also
+  /// keeps the loads where they are: without it the assembler, which knows no
+  /// latency of theirs, moves them down to what needs them.
+  Vals loadIf(Val condition, llvm::function_ref<Vals()> load);
+
   Val intrinsic(llvm::StringRef name, mlir::Type type,
                 llvm::ArrayRef<Val> arguments);
   /// Inline PTX without memory effects unless said otherwise.

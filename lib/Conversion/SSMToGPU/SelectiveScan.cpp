@@ -343,7 +343,10 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
   int64_t steps = WarpTiling::kSteps;
   int64_t count = t.channelsPerLane;
 
-  KernelBuilder k(e.host, e.loc, e.kernels, name, {t.warps * 32, 0});
+  // Registers for five blocks a multiprocessor: enough to keep what is loaded
+  // ahead, few enough to hide what is left.
+  KernelBuilder k(e.host, e.loc, e.kernels, name,
+                  {t.warps * 32, t.warps == 4 ? 5 : 0});
   InputStream u(e, k, op.getU()), delta(e, k, op.getDelta());
   InputStream z(e, k, hasOutput ? op.getZ() : Value());
   DeviceTensor A(e, k, e.buffer(op.getA())), B(e, k, e.buffer(op.getB()));
@@ -649,7 +652,7 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
     Val full = length - (length % steps);
     Vals carried(state);
     llvm::append_range(carried, sums);
-    // Full blocks, each loading for the next: the last loads its own again.
+    // Full blocks, each loading for the next.
     Vals results = k.ifValues(
         full > 0,
         [&]() -> Vals {
@@ -662,8 +665,9 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
                 Vals totals(in.slice(state.size(), sums.size()));
                 Vals loaded(in.drop_front(carried.size()));
                 Vals next = runBlock(t0, Val(), loaded, h, totals, [&] {
-                  return load(k.min(t0 + double(steps), full - double(steps)),
-                              Val());
+                  Val following = t0 + double(steps);
+                  return k.loadIf(following < full,
+                                  [&] { return load(following, Val()); });
                 });
                 Vals yielded(h);
                 llvm::append_range(yielded, totals);
@@ -1149,14 +1153,15 @@ void SelectiveScanKernels::emitSplitKernel(const ScanOperands &s,
               Val tile = turn * double(kRing) + double(j);
               int64_t slot = (j + kRing - 1) % kRing;
               // The tile before, which the scan warps are through with.
-              if (j > 0)
-                finish(tile - 1.0, kept[slot]);
-              else
-                k.ifThen(turn > 0.0, [&] { finish(tile - 1.0, kept[slot]); });
+              k.ifThen((tile > 0.0) & (tile <= tiles),
+                       [&] { finish(tile - 1.0, kept[slot]); });
               // The one after the next.
-              fill(tile + double(kRing - 1), slot, ring[slot]);
+              Val ahead = tile + double(kRing - 1);
+              k.ifThen(ahead < tiles, [&] { fill(ahead, slot, ring[slot]); });
               kept[slot] = keep(ring[slot]);
-              ring[slot] = load(tile + double(2 * kRing - 1));
+              Val furthest = tile + double(2 * kRing - 1);
+              ring[slot] =
+                  k.loadIf(furthest < tiles, [&] { return load(furthest); });
               k.syncBlock();
             }
             return flatten();
