@@ -250,20 +250,26 @@ Cursor InputStream::moved(const Cursor &cursor, Val count) const {
   return moved;
 }
 
-Vals InputStream::load(const Cursor &cursor, int64_t count) const {
+Vals InputStream::load(const Cursor &cursor, int64_t count,
+                       bool isReadOnly) const {
   Vals loaded;
   for (auto [leaf, pointer] : llvm::zip_equal(leaves, cursor.pointers)) {
     int64_t own = leaf.memory.rank() ? count : 1;
-    loaded.push_back(k->load(pointer, k->packedType(leaf.memory.element, own),
-                             /*isReadOnly=*/true));
+    loaded.push_back(
+        k->load(pointer, k->packedType(leaf.memory.element, own), isReadOnly));
   }
   return loaded;
 }
 
-void InputStream::prefetch(const Cursor &cursor) const {
-  for (auto [leaf, pointer] : llvm::zip_equal(leaves, cursor.pointers))
+SmallVector<std::pair<Val, Val>> InputStream::rowsAt(ArrayRef<Val> leading,
+                                                     Val last) const {
+  SmallVector<std::pair<Val, Val>> rows;
+  for (const Leaf &leaf : leaves)
     if (leaf.memory.rank() >= 2)
-      k->prefetchL2(pointer);
+      rows.push_back(
+          {leaf.memory.at(leading.take_back(leaf.memory.rank() - 1), last),
+           leaf.memory.stride(leaf.memory.rank() - 2)});
+  return rows;
 }
 
 Val InputStream::evaluate(Value value, DenseMap<Value, Value> &known) const {

@@ -121,13 +121,17 @@ public:
   Cursor at(llvm::ArrayRef<Val> leading, Val last) const;
   /// `cursor` moved by `count` along the axis before the last.
   Cursor moved(const Cursor &cursor, Val count) const;
-  /// Loads `count` elements: what values() takes, one for each tensor.
-  Vals load(const Cursor &cursor, int64_t count) const;
+  /// Loads `count` elements: what values() takes, one for each tensor. Not
+  /// `isReadOnly`, loads stay before the barriers that follow them, where the
+  /// assembler moves others to their first use.
+  Vals load(const Cursor &cursor, int64_t count, bool isReadOnly = true) const;
   size_t numLoaded() const { return leaves.size(); }
   /// The elements that were loaded, in f32.
   Vals values(llvm::ArrayRef<Val> loaded, int64_t count) const;
-  /// Asks for the lines in L2.
-  void prefetch(const Cursor &cursor) const;
+  /// For each tensor with rows: the pointer to a position and the bytes from
+  /// one row to the next.
+  llvm::SmallVector<std::pair<Val, Val>> rowsAt(llvm::ArrayRef<Val> leading,
+                                                Val last) const;
 
 private:
   friend class OutputStream;

@@ -399,6 +399,7 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
     // Lanes beyond the last channel work on it again, and write nothing.
     Val c = k.min(channel, limit - double(count));
 
+    Val full = length - (length % steps);
     Val batch64 = k.toI64(batch);
     Val row0 = k.toI64(begin) + k.toI64(first);
     auto channelAt = [&](int64_t j) { return c + double(j); };
@@ -481,11 +482,11 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
       for (int64_t i = 0; i < t.stepsPerLane(); ++i) {
         Val move =
             clampTo ? rowOf(ownStep + double(i)) - ownStep : t0 + double(i);
-        llvm::append_range(loaded, u.load(u.moved(uRow, move), count));
-        llvm::append_range(loaded,
-                           delta.load(delta.moved(deltaRow, move), count));
+        llvm::append_range(loaded, u.load(u.moved(uRow, move), count, false));
+        llvm::append_range(
+            loaded, delta.load(delta.moved(deltaRow, move), count, false));
         if (z)
-          llvm::append_range(loaded, z.load(z.moved(zRow, move), count));
+          llvm::append_range(loaded, z.load(z.moved(zRow, move), count, false));
       }
       for (int64_t i = 0; i < rounds; ++i) {
         Val index = lane + double(32 * i);
@@ -500,6 +501,39 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
                                     true));
       }
       return loaded;
+    };
+
+    // Lanes ask for the rows of a block each, a few blocks ahead: L2 is far
+    // from where most rows come from.
+    Val rowPointer, rowStride;
+    int64_t askingLanes = 0;
+    {
+      SmallVector<std::pair<Val, Val>> rows;
+      Val tileChannel =
+          k.min(channel - r * double(count), limit - double(count));
+      for (const InputStream *stream : {&u, &delta, &z})
+        if (*stream)
+          llvm::append_range(
+              rows, stream->rowsAt({batch64, row0 + k.toI64(lane % steps)},
+                                   tileChannel));
+      for (auto [i, row] : llvm::enumerate(rows)) {
+        if (askingLanes + steps > 32)
+          break;
+        Val mine = lane >= double(askingLanes);
+        rowPointer = i ? k.select(mine, row.first, rowPointer) : row.first;
+        rowStride = i ? k.select(mine, row.second, rowStride) : row.second;
+        askingLanes += steps;
+      }
+    }
+    auto prefetch = [&](Val t0) {
+      constexpr int64_t kAhead = 4;
+      Val row = t0 + double(kAhead * steps);
+      Val asks = row + double(steps) <= full;
+      if (askingLanes < 32)
+        asks = asks & (lane < double(askingLanes));
+      k.ifThen(asks, [&] {
+        k.prefetchL2(k.offset(rowPointer, k.toI64(row) * rowStride));
+      });
     };
 
     /// One block of tokens from `t0`; `left` of them, or all if it is null.
@@ -582,8 +616,8 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
         else
           storeRows();
       }
-      k.syncWarp();
       Vals following = next();
+      k.syncWarp();
       // 2. The recurrence.
       SmallVector<Vals> partial(count);
       Val pairRow = k.offset(buffer, r * double(4 * t.pairRow()));
@@ -649,7 +683,6 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
     };
 
     Vals sums(pass == ScanPass::States ? count : 0, k.f32(0));
-    Val full = length - (length % steps);
     Vals carried(state);
     llvm::append_range(carried, sums);
     // Full blocks, each loading for the next.
@@ -666,6 +699,7 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
                 Vals loaded(in.drop_front(carried.size()));
                 Vals next = runBlock(t0, Val(), loaded, h, totals, [&] {
                   Val following = t0 + double(steps);
+                  prefetch(t0);
                   return k.loadIf(following < full,
                                   [&] { return load(following, Val()); });
                 });
