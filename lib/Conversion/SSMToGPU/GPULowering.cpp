@@ -117,25 +117,30 @@ Val corey::rowOfBlock(KernelBuilder &k) {
   return k.blockIdx('y') + k.blockIdx('z') * k.gridDim('y');
 }
 
-Vals corey::rowIndices(GPULowering &lowering, KernelBuilder &k, Value memref,
-                       Val row, int64_t inner) {
+RowIndices::RowIndices(GPULowering &lowering, KernelBuilder &k, Value memref,
+                       int64_t inner)
+    : k(&k) {
   int64_t axes = cast<MemRefType>(memref.getType()).getRank() - inner;
-  Vals at(std::max<int64_t>(axes, 0));
+  hasAxes = axes > 0;
+  for (int64_t axis = 1; axis < axes; ++axis)
+    sizes.push_back(k.i64Argument(lowering.dim(memref, axis)));
+}
+
+Vals RowIndices::operator()(Val row) const {
+  if (!hasAxes)
+    return {};
+  Vals at(sizes.size() + 1);
   Val rest = row;
-  for (int64_t axis = axes; axis-- > 1;) {
-    Value dim = lowering.dim(memref, axis);
-    Val size =
-        row.type().isInteger(64) ? k.i64Argument(dim) : k.i32Argument(dim);
-    Val quotient;
-    if (auto constant = size.constant())
-      quotient = rest / double(*constant);
-    else
-      quotient = rest / size;
+  for (size_t axis = sizes.size(); axis > 0; --axis) {
+    Val size = sizes[axis - 1];
+    if (!row.type().isInteger(64))
+      size = k->toI32(size);
+    auto constant = size.constant();
+    Val quotient = constant ? rest / double(*constant) : rest / size;
     at[axis] = rest - quotient * size;
     rest = quotient;
   }
-  if (axes > 0)
-    at[0] = rest;
+  at[0] = rest;
   return at;
 }
 

@@ -89,10 +89,22 @@ void recordError(KernelBuilder &k, Val record, const DeviceError &error);
 /// The row that a block of a grid made by gridOf() works on, as i32.
 Val rowOfBlock(KernelBuilder &k);
 
-/// The indices of row `row`, i32 or i64, of `memref` on its axes but the last
-/// `inner`.
-Vals rowIndices(GPULowering &lowering, KernelBuilder &k, mlir::Value memref,
-                Val row, int64_t inner = 1);
+/// Indices on the axes of `memref` but the last `inner` from the number of a
+/// row of it.
+class RowIndices {
+public:
+  RowIndices() = default;
+  RowIndices(GPULowering &lowering, KernelBuilder &k, mlir::Value memref,
+             int64_t inner = 1);
+  /// `row` is i32 or i64, and so are the indices.
+  Vals operator()(Val row) const;
+
+private:
+  KernelBuilder *k = nullptr;
+  /// As i64, that of the first axis left out.
+  Vals sizes;
+  bool hasAxes = false;
+};
 
 /// Elements that may be loaded at once from the start of any row of `tensor`,
 /// by which the run-time library aligns arguments: a power of two such that

@@ -176,23 +176,34 @@ Val KernelBuilder::pointer(Value address) {
 }
 
 Val KernelBuilder::i64Argument(Value value) {
+  // By what was asked for: casts are made anew.
+  Val known = arguments.lookup(value);
+  if (known && known.type() == i64Type())
+    return known;
+  Value passed = value;
   if (value.getType().isIndex())
-    value = host.createOrFold<arith::IndexCastOp>(loc, i64Type(), value);
+    passed = host.createOrFold<arith::IndexCastOp>(loc, i64Type(), value);
   APInt number;
-  if (matchPattern(value, m_ConstantInt(&number)))
+  if (matchPattern(passed, m_ConstantInt(&number)))
     return i64(number.getSExtValue());
-  return argument(value, i64Type());
+  Val made = argument(passed, i64Type());
+  return arguments[value] = made;
 }
 
 Val KernelBuilder::i32Argument(Value value) {
   APInt number;
   if (matchPattern(value, m_ConstantInt(&number)))
     return i32(number.getSExtValue());
+  Val known = arguments.lookup(value);
+  if (known && known.type() == i32Type())
+    return known;
+  Value passed = value;
   if (value.getType().isIndex())
-    value = host.createOrFold<arith::IndexCastOp>(loc, i32Type(), value);
+    passed = host.createOrFold<arith::IndexCastOp>(loc, i32Type(), value);
   else if (!value.getType().isInteger(32))
-    value = host.createOrFold<arith::TruncIOp>(loc, i32Type(), value);
-  return argument(value, i32Type());
+    passed = host.createOrFold<arith::TruncIOp>(loc, i32Type(), value);
+  Val made = argument(passed, i32Type());
+  return arguments[value] = made;
 }
 
 /// Whether two kernels are the same but for their names.
