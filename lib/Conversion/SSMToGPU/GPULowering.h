@@ -44,8 +44,13 @@ public:
                   mlir::Value rhs);
   void ifThen(mlir::Value condition, llvm::function_ref<void()> then,
               llvm::function_ref<void()> otherwise = nullptr);
+  /// Rows of `memref`: the product of its axes but the last `inner`.
+  mlir::Value rowCount(mlir::Value memref, int64_t inner = 1);
   /// Device memory of the call for `sizes` elements.
   mlir::Value workspace(llvm::ArrayRef<mlir::Value> sizes, mlir::Type element);
+
+  /// Address, i64, of the call's record of errors that kernels find.
+  mlir::Value errorRecord();
 
   /// A grid of `x` blocks for each of `rows`, of which there may be more than
   /// an axis takes: block (x, y, z) works on row y + z * gridDim.y.
@@ -68,8 +73,38 @@ private:
   llvm::DenseMap<mlir::Value, mlir::Value> buffers;
 };
 
+/// Something wrong with what an operand holds, as `corey_rt_device_error` of
+/// the run-time library has it; values are i64, null where a kind has none.
+struct DeviceError {
+  enum Kind { Index = 1, SequenceStart = 2 };
+  Kind kind;
+  Val value, limit, position = Val(), previous = Val();
+};
+
+/// Writes `error` to `record`, a pointer to errorRecord(), unless there is an
+/// earlier one. If several threads of a kernel do, theirs differ in `value`
+/// only.
+void recordError(KernelBuilder &k, Val record, const DeviceError &error);
+
 /// The row that a block of a grid made by gridOf() works on, as i32.
 Val rowOfBlock(KernelBuilder &k);
+
+/// Indices on the axes of `memref` but the last `inner` from the number of a
+/// row of it.
+class RowIndices {
+public:
+  RowIndices() = default;
+  RowIndices(GPULowering &lowering, KernelBuilder &k, mlir::Value memref,
+             int64_t inner = 1);
+  /// `row` is i32 or i64, and so are the indices.
+  Vals operator()(Val row) const;
+
+private:
+  KernelBuilder *k = nullptr;
+  /// As i64, that of the first axis left out.
+  Vals sizes;
+  bool hasAxes = false;
+};
 
 /// Elements that may be loaded at once from the start of any row of `tensor`,
 /// by which the run-time library aligns arguments: a power of two such that
@@ -87,6 +122,8 @@ public:
   /// Pointer to the element at `leading` on the axes before the last and `last`
   /// on that: i32 or i64.
   Val at(llvm::ArrayRef<Val> leading, Val last) const;
+  /// The element there, as f32, through the read-only path.
+  Val loadScalar(llvm::ArrayRef<Val> leading, Val last) const;
   /// Bytes from one index to the next on `axis`, i64.
   Val stride(int64_t axis) const;
   int64_t rank() const { return strides.size(); }
@@ -171,7 +208,8 @@ private:
 /// The sequences a kernel runs over: rows of a batch, or packed along L.
 class DeviceSequences {
 public:
-  /// `input` is [B, L, ...]; `starts` may be null.
+  /// `input` is [B, L, ...]; `starts` may be null. Emits a check that they
+  /// ascend from 0 and stay within L: no kernel relies on it.
   DeviceSequences(GPULowering &lowering, mlir::Value input, mlir::Value starts);
   /// Their number, of the host.
   mlir::Value count;
@@ -184,6 +222,8 @@ public:
   Range range(KernelBuilder &k, Val sequence) const;
 
 private:
+  void emitCheck();
+
   GPULowering &lowering;
   mlir::Value starts;
 };
@@ -203,6 +243,12 @@ struct GPULoweringPattern : public mlir::OpRewritePattern<OpTy> {
 
 void populateGPUScanLowerings(mlir::RewritePatternSet &patterns,
                               GPUTarget target);
+void populateGPULookupLowerings(mlir::RewritePatternSet &patterns,
+                                GPUTarget target);
+void populateGPUProjectionLowerings(mlir::RewritePatternSet &patterns,
+                                    GPUTarget target);
+void populateGPUQuantizationLowerings(mlir::RewritePatternSet &patterns,
+                                      GPUTarget target);
 void populateGPUPointwiseLowerings(mlir::RewritePatternSet &patterns,
                                    GPUTarget target);
 

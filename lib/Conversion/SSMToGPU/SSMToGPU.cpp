@@ -47,6 +47,9 @@ struct ConvertSSMToGPU
     });
     RewritePatternSet patterns(context);
     populateGPUPointwiseLowerings(patterns, target);
+    populateGPULookupLowerings(patterns, target);
+    populateGPUProjectionLowerings(patterns, target);
+    populateGPUQuantizationLowerings(patterns, target);
     populateGPUScanLowerings(patterns, target);
     populateSchedulerLowerings(patterns, "corey_rt_device_observe");
     FrozenRewritePatternSet frozen(std::move(patterns));

@@ -343,10 +343,10 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
   int64_t steps = WarpTiling::kSteps;
   int64_t count = t.channelsPerLane;
 
-  // Registers for five blocks a multiprocessor: enough to keep what is loaded
-  // ahead, few enough to hide what is left.
+  // Registers for four blocks a multiprocessor: for five, with a quarter more
+  // warps to hide latency, some would spill, and that costs more.
   KernelBuilder k(e.host, e.loc, e.kernels, name,
-                  {t.warps * 32, t.warps == 4 ? 5 : 0});
+                  {t.warps * 32, t.warps == 4 ? 4 : 0});
   InputStream u(e, k, op.getU()), delta(e, k, op.getDelta());
   InputStream z(e, k, hasOutput ? op.getZ() : Value());
   DeviceTensor A(e, k, e.buffer(op.getA())), B(e, k, e.buffer(op.getB()));
