@@ -6,6 +6,7 @@
 
 #include "corey/Dialect/SSM/IR/SSMOps.h"
 #include "corey/Dialect/SSM/Transforms/Passes.h"
+#include "mlir/Dialect/Arith/Utils/Utils.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
 #include "mlir/IR/BuiltinOps.h"
 #include "llvm/ADT/StringSet.h"
@@ -79,8 +80,11 @@ struct SSMBindChunks
       OpBuilder builder(scan);
       Location loc = scan.getLoc();
       Value input = scan.getScanInput();
-      Value batch = builder.createOrFold<tensor::DimOp>(loc, input, 0);
-      Value length = builder.createOrFold<tensor::DimOp>(loc, input, 1);
+      auto sizeOf = [&](int64_t axis) {
+        return getValueOrCreateConstantIndexOp(
+            builder, loc, tensor::getMixedSize(builder, loc, input, axis));
+      };
+      Value batch = sizeOf(0), length = sizeOf(1);
       scan.bindScanChunk(BindChunkOp::create(
           builder, loc, builder.getIndexType(), site, batch, length,
           policy.empty() ? StringAttr() : builder.getStringAttr(policy)));
