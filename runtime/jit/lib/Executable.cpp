@@ -770,7 +770,7 @@ static void setPipelineOptions(CPUPipelineOptions &pipeline,
   pipeline.observeValues = options.observeValues;
 }
 
-/// What the kernels of a module after the Fused phase move.
+/// What the kernels of a module after the Bound phase move.
 static TrafficInfo measureTraffic(ModuleOp module) {
   TrafficInfo traffic;
   module.walk<mlir::WalkOrder::PreOrder>([&](mlir::Operation *op) {
@@ -826,18 +826,15 @@ Context::compile(std::string_view source, const CompileOptions &options,
   setPipelineOptions(pipeline, options);
   ModuleOp op = **module;
   if (Status status =
-          runPipeline(op, pipeline, CPUPhase::Captured, CPUPhase::Fused);
-      !status)
-    return status;
-  program.traffic = measureTraffic(op);
-  if (Status status =
-          runPipeline(op, pipeline, CPUPhase::Bound, CPUPhase::Bound);
+          runPipeline(op, pipeline, CPUPhase::Captured, CPUPhase::Bound);
       !status)
     return status;
   if (Status status = program.describe(op); !status)
     return status;
   if (Status status = program.addSites(op); !status)
     return status;
+  // What a policy has observed may have been kept from memory before.
+  program.traffic = measureTraffic(op);
   if (Status status =
           runPipeline(op, pipeline, CPUPhase::Lowered, CPUPhase::LLVM);
       !status)

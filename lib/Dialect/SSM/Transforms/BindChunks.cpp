@@ -29,18 +29,27 @@ bool corey::ssm::observeScanInput(ScanOpInterface scan) {
     auto observe = dyn_cast_or_null<ObserveOp>(op);
     return observe && observe.getSite() == bind.getSite();
   };
-  if (feedsSite(input.getDefiningOp()) ||
-      llvm::any_of(input.getUsers(), feedsSite))
-    return false;
+  // Around a region its argument is another value.
+  for (Value same = input; same;) {
+    if (feedsSite(same.getDefiningOp()) ||
+        llvm::any_of(same.getUsers(), feedsSite))
+      return false;
+    auto argument = dyn_cast<BlockArgument>(same);
+    auto fused =
+        argument ? dyn_cast_or_null<FusedOp>(argument.getOwner()->getParentOp())
+                 : FusedOp();
+    same = fused ? fused.getInputs()[argument.getArgNumber()] : Value();
+  }
   OpBuilder builder(scan);
-  Value observed = ObserveOp::create(builder, scan.getLoc(), input.getType(),
-                                     bind.getSiteAttr(), input);
+  auto observe = ObserveOp::create(builder, scan.getLoc(), input.getType(),
+                                   bind.getSiteAttr(), input);
   for (OpOperand &operand : scan->getOpOperands())
     if (operand.get() == input) {
       // The first is the input; others may be the same value.
-      operand.set(observed);
+      operand.set(observe.getY());
       break;
     }
+  moveObservationOut(observe);
   return true;
 }
 

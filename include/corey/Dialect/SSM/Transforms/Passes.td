@@ -187,6 +187,44 @@ def SSMFuse : Pass<"ssm-fuse", "::mlir::func::FuncOp"> {
     ```
 
     A block that holds scored regions already is left alone.
+
+    Regions that are there already stay as they are, but for an `ssm.observe`, which
+    no kernel can have inside: what it observes is made before, by a kernel of its
+    own if it was no argument of the region.
+
+    ```mlir
+    func.func @main(%x: tensor<?x64xf32>, %scale: tensor<64xf32>) -> tensor<?x64xf32> {
+      %y = ssm.fused ins(%x, %scale : tensor<?x64xf32>, tensor<64xf32>) -> tensor<?x64xf32> {
+      ^bb0(%in: tensor<?x64xf32>, %by: tensor<64xf32>):
+        %0 = ssm.mul %in, %by : tensor<?x64xf32>, tensor<64xf32>
+        %seen = ssm.observe @site %0 : tensor<?x64xf32>
+        %1 = ssm.silu %seen : tensor<?x64xf32>
+        %2 = ssm.add %1, %in : tensor<?x64xf32>, tensor<?x64xf32>
+        ssm.yield %2 : tensor<?x64xf32>
+      }
+      return %y : tensor<?x64xf32>
+    }
+    ```
+
+    becomes
+
+    ```mlir
+    func.func @main(%x: tensor<?x64xf32>, %scale: tensor<64xf32>) -> tensor<?x64xf32> {
+      %0 = ssm.mul %x, %scale : tensor<?x64xf32>, tensor<64xf32>
+      %seen = ssm.observe @site %0 : tensor<?x64xf32>
+      %y = ssm.fused ins(%x, %scale, %seen : tensor<?x64xf32>, tensor<64xf32>, tensor<?x64xf32>)
+          -> tensor<?x64xf32> {
+      ^bb0(%in: tensor<?x64xf32>, %by: tensor<64xf32>, %product: tensor<?x64xf32>):
+        %1 = ssm.silu %product : tensor<?x64xf32>
+        %2 = ssm.add %1, %in : tensor<?x64xf32>, tensor<?x64xf32>
+        ssm.yield %2 : tensor<?x64xf32>
+      }
+      return %y : tensor<?x64xf32>
+    }
+    ```
+
+    Remarks say which values that brings into memory, and of which regions no kernel
+    can be made.
   }];
   let options = [
     Option<"strategy", "strategy", "std::string", /*default=*/"\"entropy\"",
