@@ -80,6 +80,7 @@ int runTune(int argc, char **argv);
 int runFit(int argc, char **argv);
 int runSchedule(int argc, char **argv);
 int runFusion(int argc, char **argv);
+int runEntropy(int argc, char **argv);
 int runPaper(int argc, char **argv);
 /// @}
 
