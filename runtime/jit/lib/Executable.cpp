@@ -782,7 +782,7 @@ static void setPipelineOptions(Options &pipeline,
   pipeline.observeValues = options.observeValues;
 }
 
-/// What the kernels of a module after the Fused phase move.
+/// What the kernels of a module after the Bound phase move.
 static TrafficInfo measureTraffic(ModuleOp module) {
   TrafficInfo traffic;
   module.walk<mlir::WalkOrder::PreOrder>([&](mlir::Operation *op) {
@@ -838,17 +838,15 @@ Context::compile(std::string_view source, const CompileOptions &options,
   pipeline.vectorBits = options.vectorBits;
   setPipelineOptions(pipeline, options);
   ModuleOp op = **module;
-  if (Status status = runPipeline(op, pipeline, Phase::Captured, Phase::Fused);
-      !status)
-    return status;
-  program.traffic = measureTraffic(op);
-  if (Status status = runPipeline(op, pipeline, Phase::Bound, Phase::Bound);
+  if (Status status = runPipeline(op, pipeline, Phase::Captured, Phase::Bound);
       !status)
     return status;
   if (Status status = program.describe(op); !status)
     return status;
   if (Status status = program.addSites(op); !status)
     return status;
+  // What a policy has observed may have been kept from memory before.
+  program.traffic = measureTraffic(op);
   if (Status status = runPipeline(op, pipeline, Phase::Lowered, Phase::LLVM);
       !status)
     return status;
