@@ -104,6 +104,24 @@ Val corey::rowOfBlock(KernelBuilder &k) {
   return k.blockIdx('y') + k.blockIdx('z') * k.gridDim('y');
 }
 
+Vals corey::indicesOf(KernelBuilder &k, Val number, ArrayRef<Value> sizes) {
+  Vals indices(sizes.size());
+  // From the last axis to the first.
+  for (size_t axis = sizes.size(); axis-- > 0;) {
+    if (axis == 0) {
+      indices[0] = number;
+      break;
+    }
+    Val size = k.i64Argument(sizes[axis]);
+    Val quotient = number / size;
+    if (auto constant = size.constant())
+      quotient = number / double(*constant);
+    indices[axis] = number - quotient * size;
+    number = quotient;
+  }
+  return indices;
+}
+
 int64_t corey::rowAlignment(Value tensor) {
   auto type = cast<RankedTensorType>(tensor.getType());
   int64_t widest =
@@ -166,6 +184,20 @@ Val DeviceTensor::at(ArrayRef<Val> leading, Val last) const {
   if (rank() == 0)
     return base;
   return k->offset(pointer, k->toI64(last) * bytes());
+}
+
+Vals DeviceTensor::elements(ArrayRef<Val> leading, Val last, int64_t count,
+                            int64_t alignment) const {
+  Val pointer = at(leading, last);
+  int64_t width = std::gcd(std::gcd(count, alignment), kMaxLoadBytes / bytes());
+  Vals values;
+  for (int64_t i = 0; i < count; i += width)
+    llvm::append_range(values,
+                       k->unpack(k->load(k->offset(pointer, i * bytes()),
+                                         k->packedType(element, width),
+                                         /*isReadOnly=*/true),
+                                 element, width));
+  return values;
 }
 
 Val DeviceTensor::stride(int64_t axis) const { return strides[axis]; }

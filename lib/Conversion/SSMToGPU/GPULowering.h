@@ -71,6 +71,10 @@ private:
 /// The row that a block of a grid made by gridOf() works on, as i32.
 Val rowOfBlock(KernelBuilder &k);
 
+/// The indices on axes of `sizes`, of the host, at the i64 position `number` in
+/// the order of rows.
+Vals indicesOf(KernelBuilder &k, Val number, llvm::ArrayRef<mlir::Value> sizes);
+
 /// Elements that may be loaded at once from the start of any row of `tensor`,
 /// by which the run-time library aligns arguments: a power of two such that
 /// they are at most 16 bytes.
@@ -87,6 +91,11 @@ public:
   /// Pointer to the element at `leading` on the axes before the last and `last`
   /// on that: i32 or i64.
   Val at(llvm::ArrayRef<Val> leading, Val last) const;
+  /// `count` elements from there on, in f32, which the kernel does not write.
+  /// They are loaded `alignment` at once, a power of two that the position is a
+  /// multiple of.
+  Vals elements(llvm::ArrayRef<Val> leading, Val last, int64_t count,
+                int64_t alignment = 1) const;
   /// Bytes from one index to the next on `axis`, i64.
   Val stride(int64_t axis) const;
   int64_t rank() const { return strides.size(); }
@@ -198,6 +207,8 @@ struct GPULoweringPattern : public mlir::OpRewritePattern<OpTy> {
 };
 
 void populateGPUScanLowerings(mlir::RewritePatternSet &patterns,
+                              GPUTarget target);
+void populateGPUConvLowerings(mlir::RewritePatternSet &patterns,
                               GPUTarget target);
 void populateGPUPointwiseLowerings(mlir::RewritePatternSet &patterns,
                                    GPUTarget target);

@@ -46,6 +46,7 @@ struct ConvertSSMToGPU
         ++numLoweredOps;
     });
     RewritePatternSet patterns(context);
+    populateGPUConvLowerings(patterns, target);
     populateGPUPointwiseLowerings(patterns, target);
     populateGPUScanLowerings(patterns, target);
     populateSchedulerLowerings(patterns, "corey_rt_device_observe");
