@@ -210,6 +210,8 @@ void populateGPUScanLowerings(mlir::RewritePatternSet &patterns,
                               GPUTarget target);
 void populateGPUConvLowerings(mlir::RewritePatternSet &patterns,
                               GPUTarget target);
+void populateGPUHadamardLowerings(mlir::RewritePatternSet &patterns,
+                                  GPUTarget target);
 void populateGPUNormLowerings(mlir::RewritePatternSet &patterns,
                               GPUTarget target);
 void populateGPUPointwiseLowerings(mlir::RewritePatternSet &patterns,

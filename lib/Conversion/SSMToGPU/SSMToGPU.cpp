@@ -47,6 +47,7 @@ struct ConvertSSMToGPU
     });
     RewritePatternSet patterns(context);
     populateGPUConvLowerings(patterns, target);
+    populateGPUHadamardLowerings(patterns, target);
     populateGPUNormLowerings(patterns, target);
     populateGPUPointwiseLowerings(patterns, target);
     populateGPUScanLowerings(patterns, target);
