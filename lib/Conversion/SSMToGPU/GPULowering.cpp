@@ -117,31 +117,33 @@ Val corey::rowOfBlock(KernelBuilder &k) {
   return k.blockIdx('y') + k.blockIdx('z') * k.gridDim('y');
 }
 
-RowIndices::RowIndices(GPULowering &lowering, KernelBuilder &k, Value memref,
-                       int64_t inner)
-    : k(&k) {
-  int64_t axes = cast<MemRefType>(memref.getType()).getRank() - inner;
-  hasAxes = axes > 0;
-  for (int64_t axis = 1; axis < axes; ++axis)
-    sizes.push_back(k.i64Argument(lowering.dim(memref, axis)));
+Vals corey::indicesOf(KernelBuilder &k, Val number, ArrayRef<Value> sizes) {
+  Vals indices(sizes.size());
+  // From the last axis to the first.
+  for (size_t axis = sizes.size(); axis-- > 0;) {
+    if (axis == 0) {
+      indices[0] = number;
+      break;
+    }
+    Val size = number.type().isInteger(64) ? k.i64Argument(sizes[axis])
+                                           : k.i32Argument(sizes[axis]);
+    Val quotient = number / size;
+    if (auto constant = size.constant())
+      quotient = number / double(*constant);
+    indices[axis] = number - quotient * size;
+    number = quotient;
+  }
+  return indices;
 }
 
-Vals RowIndices::operator()(Val row) const {
-  if (!hasAxes)
-    return {};
-  Vals at(sizes.size() + 1);
-  Val rest = row;
-  for (size_t axis = sizes.size(); axis > 0; --axis) {
-    Val size = sizes[axis - 1];
-    if (!row.type().isInteger(64))
-      size = k->toI32(size);
-    auto constant = size.constant();
-    Val quotient = constant ? rest / double(*constant) : rest / size;
-    at[axis] = rest - quotient * size;
-    rest = quotient;
-  }
-  at[0] = rest;
-  return at;
+Vals corey::rowIndices(GPULowering &lowering, KernelBuilder &k, Value memref,
+                       Val row, int64_t inner) {
+  SmallVector<Value> sizes;
+  for (int64_t axis = 0,
+               axes = cast<MemRefType>(memref.getType()).getRank() - inner;
+       axis < axes; ++axis)
+    sizes.push_back(lowering.dim(memref, axis));
+  return indicesOf(k, row, sizes);
 }
 
 int64_t corey::rowAlignment(Value tensor) {
@@ -211,6 +213,20 @@ Val DeviceTensor::at(ArrayRef<Val> leading, Val last) const {
 Val DeviceTensor::loadScalar(ArrayRef<Val> leading, Val last) const {
   return k->unpack(k->load(at(leading, last), k->packedType(element, 1), true),
                    element, 1)[0];
+}
+
+Vals DeviceTensor::elements(ArrayRef<Val> leading, Val last, int64_t count,
+                            int64_t alignment) const {
+  Val pointer = at(leading, last);
+  int64_t width = std::gcd(std::gcd(count, alignment), kMaxLoadBytes / bytes());
+  Vals values;
+  for (int64_t i = 0; i < count; i += width)
+    llvm::append_range(values,
+                       k->unpack(k->load(k->offset(pointer, i * bytes()),
+                                         k->packedType(element, width),
+                                         /*isReadOnly=*/true),
+                                 element, width));
+  return values;
 }
 
 Val DeviceTensor::stride(int64_t axis) const { return strides[axis]; }

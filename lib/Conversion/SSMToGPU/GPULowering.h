@@ -89,22 +89,12 @@ void recordError(KernelBuilder &k, Val record, const DeviceError &error);
 /// The row that a block of a grid made by gridOf() works on, as i32.
 Val rowOfBlock(KernelBuilder &k);
 
-/// Indices on the axes of `memref` but the last `inner` from the number of a
-/// row of it.
-class RowIndices {
-public:
-  RowIndices() = default;
-  RowIndices(GPULowering &lowering, KernelBuilder &k, mlir::Value memref,
-             int64_t inner = 1);
-  /// `row` is i32 or i64, and so are the indices.
-  Vals operator()(Val row) const;
-
-private:
-  KernelBuilder *k = nullptr;
-  /// As i64, that of the first axis left out.
-  Vals sizes;
-  bool hasAxes = false;
-};
+/// The indices on axes of `sizes`, of the host, at position `number`, i32 or
+/// i64, in the order of rows.
+Vals indicesOf(KernelBuilder &k, Val number, llvm::ArrayRef<mlir::Value> sizes);
+/// The same on the axes of `memref` but the last `inner`.
+Vals rowIndices(GPULowering &lowering, KernelBuilder &k, mlir::Value memref,
+                Val row, int64_t inner = 1);
 
 /// Elements that may be loaded at once from the start of any row of `tensor`,
 /// by which the run-time library aligns arguments: a power of two such that
@@ -124,6 +114,11 @@ public:
   Val at(llvm::ArrayRef<Val> leading, Val last) const;
   /// The element there, as f32, through the read-only path.
   Val loadScalar(llvm::ArrayRef<Val> leading, Val last) const;
+  /// `count` elements from there on, in f32, which the kernel does not write.
+  /// They are loaded `alignment` at once, a power of two that the position is a
+  /// multiple of.
+  Vals elements(llvm::ArrayRef<Val> leading, Val last, int64_t count,
+                int64_t alignment = 1) const;
   /// Bytes from one index to the next on `axis`, i64.
   Val stride(int64_t axis) const;
   int64_t rank() const { return strides.size(); }
@@ -249,6 +244,12 @@ void populateGPUProjectionLowerings(mlir::RewritePatternSet &patterns,
                                     GPUTarget target);
 void populateGPUQuantizationLowerings(mlir::RewritePatternSet &patterns,
                                       GPUTarget target);
+void populateGPUConvLowerings(mlir::RewritePatternSet &patterns,
+                              GPUTarget target);
+void populateGPUHadamardLowerings(mlir::RewritePatternSet &patterns,
+                                  GPUTarget target);
+void populateGPUNormLowerings(mlir::RewritePatternSet &patterns,
+                              GPUTarget target);
 void populateGPUPointwiseLowerings(mlir::RewritePatternSet &patterns,
                                    GPUTarget target);
 

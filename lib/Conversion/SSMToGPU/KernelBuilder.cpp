@@ -160,7 +160,13 @@ Val KernelBuilder::argument(Value value, Type type) {
   if (known && known.type() == type)
     return known;
   unsigned index = function.getNumArguments();
-  (void)function.insertArgument(index, type, DictionaryAttr(), loc);
+  // No kernel writes what it reads through another argument. Known to the back
+  // end, loads need not wait for stores, and go through the read-only path.
+  DictionaryAttr attributes;
+  if (isa<LLVM::LLVMPointerType>(type))
+    attributes = b.getDictionaryAttr(b.getNamedAttr(
+        LLVM::LLVMDialect::getNoAliasAttrName(), b.getUnitAttr()));
+  (void)function.insertArgument(index, type, attributes, loc);
   operands.push_back(value);
   return known = wrap(function.getArgument(index));
 }

@@ -45,7 +45,7 @@ struct EmbeddingLowering : public GPULoweringPattern<EmbeddingOp> {
     Val row = index / double(perRow);
     k.ifThen(row < k.i64Argument(rows), [&] {
       Val piece = index % perRow;
-      Vals at = RowIndices(e, k, idBuffer, /*inner=*/0)(row);
+      Vals at = rowIndices(e, k, idBuffer, row, /*inner=*/0);
       ArrayRef<Val> leading = ArrayRef(at).drop_back(at.empty() ? 0 : 1);
       Val last = at.empty() ? k.i64(0) : at.back();
       Val id = k.toI64(k.load(ids.at(leading, last), ids.element, true));
@@ -90,7 +90,7 @@ struct ArgmaxLowering : public GPULoweringPattern<ArgmaxOp> {
     Val row = rowOfBlock(k);
     // The same for all threads of a block.
     k.ifThen(row < k.i32Argument(rows), [&] {
-      Vals leading = RowIndices(e, k, xBuffer)(row);
+      Vals leading = rowIndices(e, k, xBuffer, row);
       Val start = x.at(leading, k.i32(0));
       // Below every element, and behind all of them.
       constexpr double none = std::numeric_limits<int32_t>::min();

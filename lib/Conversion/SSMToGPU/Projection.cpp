@@ -260,7 +260,7 @@ void ProjectionKernels::emitProduct() {
   using T = ProductTiling;
   KernelBuilder k(e.host, e.loc, e.kernels, "projection", {T::kThreads, 0});
   Value xBuffer = e.buffer(op.getX());
-  RowIndices indicesOf(e, k, xBuffer);
+  auto indicesAt = [&](Val row) { return rowIndices(e, k, xBuffer, row); };
   DeviceTensor x(e, k, xBuffer), w(e, k, e.buffer(op.getWeight()));
   DeviceTensor bias(e, k, e.buffer(op.getBias()));
   DeviceTensor residual(e, k, e.buffer(op.getResidual()));
@@ -277,7 +277,7 @@ void ProjectionKernels::emitProduct() {
     TileLoader xTile(k, x, xWidth, T::kRows, T::kRowPitch, inputs, [&](Val i) {
       // Rows beyond the last are the last again, and not written.
       Val row = k.min(rowTile + i, rowCount - 1.0);
-      return x.at(indicesOf(row), k.i32(0));
+      return x.at(indicesAt(row), k.i32(0));
     });
     TileLoader wTile(k, w, wWidth, T::kOutputs, T::kOutputPitch, inputs,
                      [&](Val i) {
@@ -358,7 +358,7 @@ void ProjectionKernels::emitProduct() {
     for (int64_t i = 0; i < 8; ++i) {
       Val row = rowTile + myRow + double(i / 4 * (T::kWarpRows / 2) + i % 4);
       k.ifThen(row < rowCount, [&] {
-        Vals leading = indicesOf(row);
+        Vals leading = indicesAt(row);
         for (int64_t first = 0; first < 8; first += width) {
           auto write = [&] {
             Vals values;
@@ -405,7 +405,7 @@ void ProjectionKernels::emitFewRows(int64_t rowsAtOnce) {
                   "projection_stream_" + std::to_string(rowsAtOnce),
                   {StreamTiling::kThreads, 0});
   Value xBuffer = e.buffer(op.getX());
-  RowIndices indicesOf(e, k, xBuffer);
+  auto indicesAt = [&](Val row) { return rowIndices(e, k, xBuffer, row); };
   DeviceTensor x(e, k, xBuffer), w(e, k, e.buffer(op.getWeight()));
   DeviceTensor bias(e, k, e.buffer(op.getBias()));
   DeviceTensor residual(e, k, e.buffer(op.getResidual()));
@@ -421,7 +421,7 @@ void ProjectionKernels::emitFewRows(int64_t rowsAtOnce) {
   // Outputs and rows beyond the last are the last again, and not written.
   Vals xRows, wRows;
   for (int64_t r = 0; r < rowsAtOnce; ++r)
-    xRows.push_back(x.at(indicesOf(k.min(k.i32(r), rowCount - 1.0)), k.i32(0)));
+    xRows.push_back(x.at(indicesAt(k.min(k.i32(r), rowCount - 1.0)), k.i32(0)));
   for (int64_t o = 0; o < t.outputs; ++o)
     wRows.push_back(
         w.at({k.min(firstOutput + double(o), k.i32(outputs - 1))}, k.i32(0)));
@@ -516,7 +516,7 @@ void ProjectionKernels::emitFewRows(int64_t rowsAtOnce) {
         v = v * scaleAt(scale, m);
       if (bias)
         v = v + bias.loadScalar({}, m);
-      Vals leading = indicesOf(row);
+      Vals leading = indicesAt(row);
       if (residual)
         v = v + residual.loadScalar(leading, m);
       k.store(k.pack({v}, out.element), out.at(leading, m));

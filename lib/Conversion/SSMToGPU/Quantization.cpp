@@ -40,7 +40,7 @@ struct Runs {
     Val runs = k.i64Argument(perRow);
     auto constant = runs.constant();
     Val row = constant ? index / double(*constant) : index / runs;
-    return {RowIndices(e, k, memref)(row),
+    return {rowIndices(e, k, memref, row),
             (index - row * runs) * double(width)};
   }
 
@@ -181,7 +181,7 @@ void QuantizeKernels::emitRows() {
   Val row = rowOfBlock(k);
   // The same for all threads of a block.
   k.ifThen(row < k.i32Argument(rows), [&] {
-    Vals leading = RowIndices(e, k, x)(row);
+    Vals leading = rowIndices(e, k, x, row);
     Val from = in.at(leading, k.i32(0)), to = out.at(leading, k.i32(0));
     Val count = k.i32Argument(runs.perRow);
     auto offsetOf = [&](Val run, const DeviceTensor &tensor) {
@@ -281,7 +281,7 @@ Value QuantizeKernels::emitColumnMaxima() {
   Vals best = k.forLoop(first + k.warp(), end, warps, Vals(width, k.f32(0)),
                         [&](Val row, ArrayRef<Val> largest) -> Vals {
                           Vals values = loadRun(
-                              k, in, in.at(RowIndices(e, k, x)(row), last));
+                              k, in, in.at(rowIndices(e, k, x, row), last));
                           Vals larger;
                           for (auto [v, old] : llvm::zip_equal(values, largest))
                             larger.push_back(largerOf(k, old, v));

@@ -46,6 +46,9 @@ struct ConvertSSMToGPU
         ++numLoweredOps;
     });
     RewritePatternSet patterns(context);
+    populateGPUConvLowerings(patterns, target);
+    populateGPUHadamardLowerings(patterns, target);
+    populateGPUNormLowerings(patterns, target);
     populateGPUPointwiseLowerings(patterns, target);
     populateGPULookupLowerings(patterns, target);
     populateGPUProjectionLowerings(patterns, target);
