@@ -192,18 +192,19 @@ void storeStates(KernelBuilder &k, const StateLayout &layout, Type element,
 class SelectiveScanKernels {
 public:
   SelectiveScanKernels(GPULowering &e, SelectiveScanOp op)
-      : e(e), op(op), u(cast<RankedTensorType>(op.getU().getType())),
-        channels(u.getDimSize(2)),
+      : e(e), op(op),
+        channels(cast<RankedTensorType>(op.getU().getType()).getDimSize(2)),
         states(cast<RankedTensorType>(op.getA().getType()).getDimSize(1)),
         groups(cast<RankedTensorType>(op.getB().getType()).getDimSize(2)),
-        sequences(e, e.buffer(op.getU()), e.buffer(op.getSeqStarts())) {}
+        // Of the sizes of u, which may be nowhere in memory.
+        y(e.allocate(0)), sequences(e, y, e.buffer(op.getSeqStarts())) {}
 
   LogicalResult emit() {
     FailureOr<Value> chunk = getDeviceChunk(e, op, sequences.length);
     if (failed(chunk))
       return failure();
     ScanOperands s;
-    s.y = e.allocate(0);
+    s.y = y;
     s.last = op.getLastState() ? e.allocate(1) : Value();
     // Views are made before the branches that use them.
     for (Value tensor : op.getOperands())
@@ -242,8 +243,8 @@ private:
 
   GPULowering &e;
   SelectiveScanOp op;
-  RankedTensorType u;
   int64_t channels, states, groups;
+  Value y;
   DeviceSequences sequences;
 };
 } // namespace
