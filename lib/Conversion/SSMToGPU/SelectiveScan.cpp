@@ -328,9 +328,8 @@ void SelectiveScanKernels::emitUnsplit(const ScanOperands &s) {
       });
 }
 
-std::vector<ScanVariantInfo> corey::getScanVariants(int64_t channels,
-                                                    int64_t groups,
-                                                    int64_t states) {
+std::vector<ScanVariantInfo>
+corey::getScanVariants(int64_t channels, int64_t groups, int64_t states) {
   bool hasPairs = channels / groups % 2 == 0;
   WarpTiling warp(states, hasPairs ? 2 : 1);
   int64_t warpChannels = warp.warps * warp.channels();

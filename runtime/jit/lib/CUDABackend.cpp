@@ -311,9 +311,9 @@ public:
     llvm::raw_string_ostream os(text);
     for (const cuda::Function *kernel : program->kernels) {
       const cuda::FunctionAttributes &a = kernel->attributes();
-      os << "kernel " << kernel->name() << ": " << a.registers
-         << " registers, " << a.sharedBytes << " bytes of shared memory, "
-         << a.localBytes << " bytes spilled by a thread\n";
+      os << "kernel " << kernel->name() << ": " << a.registers << " registers, "
+         << a.sharedBytes << " bytes of shared memory, " << a.localBytes
+         << " bytes spilled by a thread\n";
     }
     return text;
   }

@@ -400,8 +400,8 @@ struct Executable::Impl {
                       size_t numInputs, const Tensor *outputs,
                       size_t numOutputs, const Call &call) const;
   Status prepareCall(const Function &function, const Tensor *inputs,
-                     size_t numInputs, const Tensor *outputs,
-                     size_t numOutputs, Call &call);
+                     size_t numInputs, const Tensor *outputs, size_t numOutputs,
+                     Call &call);
   Status execute(const Function &function, const Tensor *inputs,
                  const Tensor *outputs, Call &call);
   Status describeArguments(const Function &function, const Tensor *inputs,
@@ -882,17 +882,17 @@ Expected<std::string> Context::emit(std::string_view source,
     if (auto chip = parseChip(options.chip); !chip)
       return Status::invalidArgument(llvm::toString(chip.takeError()));
   bool observe = (*policy)->statistics().has_value();
-  if (Status status = runPasses(
-          op,
-          [&](mlir::OpPassManager &manager) {
-            if (options.chip.empty())
-              impl->backend->addPasses(manager, options, observe,
-                                       Phase::Captured, it->second);
-            else
-              addGPUPasses(manager, options, options.chip,
-                           /*multiprocessors=*/0, observe, Phase::Captured,
-                           it->second);
-          });
+  if (Status status =
+          runPasses(op,
+                    [&](mlir::OpPassManager &manager) {
+                      if (options.chip.empty())
+                        impl->backend->addPasses(manager, options, observe,
+                                                 Phase::Captured, it->second);
+                      else
+                        addGPUPasses(manager, options, options.chip,
+                                     /*multiprocessors=*/0, observe,
+                                     Phase::Captured, it->second);
+                    });
       !status)
     return status;
   std::string text;
@@ -933,8 +933,9 @@ Status Context::exportProgram(std::string_view source, std::string_view format,
   if (Status status = checkOptions(options); !status)
     return status;
   if (impl->backend->device().kind != Device::CPU)
-    return Status::unsupported("expected a context on cpu to export from, got " +
-                               impl->backend->device().name());
+    return Status::unsupported(
+        "expected a context on cpu to export from, got " +
+        impl->backend->device().name());
   if (Status status = impl->backend->check(options); !status)
     return status;
   if (llvm::StringRef(path).ends_with(".h"))
@@ -1059,8 +1060,7 @@ static Status bindTensor(const Backend &backend, Weight &weight,
                                    shapeText(tensor.shape()));
   placed = backend.place(*placed);
   if (!placed)
-    return Status(placed.status().code(),
-                  subject + placed.status().message());
+    return Status(placed.status().code(), subject + placed.status().message());
   weight.tensor = *placed;
   weight.bound = true;
   return Status::ok();
@@ -1152,9 +1152,8 @@ Status Executable::Impl::checkInputs(const Function &function,
                                    std::to_string(function.info.inputs.size()) +
                                    " inputs, got " + std::to_string(count));
   for (size_t i = 0; i < count; ++i)
-    if (Status status =
-            checkTensor("input", function.info.inputs[i], inputs[i],
-                        backend->device());
+    if (Status status = checkTensor("input", function.info.inputs[i], inputs[i],
+                                    backend->device());
         !status)
       return status;
   if (usesPrepared(function))
@@ -1278,7 +1277,8 @@ Status Executable::Impl::checkOutputs(const Function &function,
   const int64_t *sizes = call.sizes.data();
   for (size_t i = 0; i < numOutputs; ++i) {
     const ArgumentInfo &info = function.info.outputs[i];
-    if (Status status = checkTensor("output", info, outputs[i], backend->device());
+    if (Status status =
+            checkTensor("output", info, outputs[i], backend->device());
         !status)
       return status;
     size_t rank = info.shape.size();
@@ -1347,17 +1347,16 @@ Status Executable::Impl::describeArguments(const Function &function,
                        shape.size());
       return;
     }
-    void *memory =
-        call.stage(static_cast<size_t>(tensor.numBytes()), status);
+    void *memory = call.stage(static_cast<size_t>(tensor.numBytes()), status);
     const int64_t *strides = contiguous(shape, call);
     if (!memory)
       return;
     if (isOutput)
       call.stagedOutputs.push_back({&tensor, memory});
     else
-      status = call.copy(memory, strides, tensor.data(),
-                         tensor.strides().data(), shape.data(), shape.size(),
-                         dtypeSize(tensor.dtype()));
+      status =
+          call.copy(memory, strides, tensor.data(), tensor.strides().data(),
+                    shape.data(), shape.size(), dtypeSize(tensor.dtype()));
     appendDescriptor(call.descriptors, memory, shape.data(), strides,
                      shape.size());
   };
@@ -1403,10 +1402,10 @@ Status Executable::Impl::execute(const Function &function, const Tensor *inputs,
   }
   for (size_t i = 0; status && i < call.stagedOutputs.size(); ++i) {
     auto [tensor, memory] = call.stagedOutputs[i];
-    status = call.copy(tensor->data(), tensor->strides().data(), memory,
-                       contiguous(tensor->shape(), call),
-                       tensor->shape().data(), tensor->rank(),
-                       dtypeSize(tensor->dtype()));
+    status =
+        call.copy(tensor->data(), tensor->strides().data(), memory,
+                  contiguous(tensor->shape(), call), tensor->shape().data(),
+                  tensor->rank(), dtypeSize(tensor->dtype()));
   }
   Status finished = call.finish();
   return status ? finished : status;
@@ -1541,9 +1540,8 @@ Executable::makeOutputs(std::string_view name,
   const Function *function = impl->find(name);
   std::vector<Tensor> made;
   for (size_t i = 0; i < shapes->size(); ++i) {
-    Expected<Tensor> tensor =
-        Tensor::empty(function->info.outputs[i].dtype, (*shapes)[i],
-                      impl->backend->device());
+    Expected<Tensor> tensor = Tensor::empty(
+        function->info.outputs[i].dtype, (*shapes)[i], impl->backend->device());
     if (!tensor)
       return tensor.takeStatus();
     made.push_back(std::move(*tensor));
@@ -1560,6 +1558,7 @@ struct CapturedRun::Impl {
   const Function *function = nullptr;
   std::vector<Tensor> inputs, outputs;
   std::unique_ptr<Call> call;
+  int repeats = 1;
   /// Of Executable::Impl::changes, when the call was captured.
   uint64_t changes = 0;
   std::mutex mutex;
@@ -1578,10 +1577,13 @@ Status CapturedRun::Impl::capture() {
                               outputs.data(), outputs.size(), *call);
       !status)
     return status;
-  if (Status status = call->capture([&] {
-        return program.execute(*function, inputs.data(), outputs.data(), *call);
-      });
-      !status)
+  auto body = [&] {
+    Status status;
+    for (int i = 0; status && i < repeats; ++i)
+      status = program.execute(*function, inputs.data(), outputs.data(), *call);
+    return status;
+  };
+  if (Status status = call->capture(body); !status)
     return status;
   changes = now;
   return Status::ok();
@@ -1610,7 +1612,10 @@ const std::vector<Tensor> &CapturedRun::outputs() const {
 
 Expected<std::shared_ptr<CapturedRun>>
 Executable::capture(std::string_view name, const std::vector<Tensor> &inputs,
-                    const std::vector<Tensor> &outputs) {
+                    const std::vector<Tensor> &outputs, int repeats) {
+  if (repeats < 1)
+    return Status::invalidArgument("expected at least 1 run to capture, got " +
+                                   std::to_string(repeats));
   const Function *function = impl->find(name);
   if (!function)
     return impl->notFound(name);
@@ -1622,6 +1627,7 @@ Executable::capture(std::string_view name, const std::vector<Tensor> &inputs,
   run->impl->executable = shared_from_this();
   run->impl->function = function;
   run->impl->inputs = inputs;
+  run->impl->repeats = repeats;
   run->impl->outputs = outputs;
   if (outputs.empty()) {
     Expected<std::vector<Tensor>> made = makeOutputs(name, inputs);
@@ -1808,8 +1814,9 @@ std::pair<size_t, size_t> Executable::memoryUse() const {
 std::string Executable::explain() const {
   std::string text;
   llvm::raw_string_ostream os(text);
-  os << impl->name << ": compiled for " << impl->backend->description() << ", " << *impl->threads
-     << (*impl->threads == 1 ? " thread\n" : " threads\n") << "compile:";
+  os << impl->name << ": compiled for " << impl->backend->description() << ", "
+     << *impl->threads << (*impl->threads == 1 ? " thread\n" : " threads\n")
+     << "compile:";
   double total = 0;
   for (const PhaseTime &time : impl->times) {
     os << llvm::formatv(" {0} {1:f1} ms,", time.phase, time.milliseconds);

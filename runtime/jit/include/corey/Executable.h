@@ -178,9 +178,9 @@ struct PhaseTime {
   double milliseconds;
 };
 
-/// A run that was captured once, on a CUDA device, to be launched as a whole: it
-/// reads and writes the same tensors every time. Keeps them, and the program.
-/// Thread-safe; launches must follow one another on the device.
+/// A run that was captured once, on a CUDA device, to be launched as a whole:
+/// it reads and writes the same tensors every time. Keeps them, and the
+/// program. Thread-safe; launches must follow one another on the device.
 class CapturedRun {
 public:
   ~CapturedRun();
@@ -246,11 +246,11 @@ public:
   Status run(std::string_view function, const Tensor *inputs, size_t numInputs,
              Tensor *outputs, size_t numOutputs, void *stream = nullptr);
   /// Captures a run, on a CUDA device; nothing of it runs yet. `outputs` may be
-  /// empty, as for run(). Statistics are not gathered. Errors: those of run(),
-  /// Unsupported on the CPU.
+  /// empty, as for run(). `repeats` has one launch run it so often. Statistics
+  /// are not gathered. Errors: those of run(), Unsupported on the CPU.
   Expected<std::shared_ptr<CapturedRun>>
   capture(std::string_view function, const std::vector<Tensor> &inputs,
-          const std::vector<Tensor> &outputs = {});
+          const std::vector<Tensor> &outputs = {}, int repeats = 1);
   /// The shapes of the results for the given inputs, after all checks of them.
   Expected<std::vector<std::vector<int64_t>>>
   outputShapes(std::string_view function, const std::vector<Tensor> &inputs);
