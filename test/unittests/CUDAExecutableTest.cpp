@@ -356,23 +356,23 @@ func.func @main(%x: tensor<2x4x8xf32>) -> tensor<2x4x8xf32> {
   return %y : tensor<2x4x8xf32>
 }
 )");
-  // Where sizes are known, addresses are all that the kernel takes.
+  // Where sizes are known, the kernel takes other arguments than add().
   corey_fake_register("pointwise", [](const Launch &) {});
   Tensor w = numbers({2, 4, 8}, 3);
   ASSERT_OK(program->bindWeight("w", w));
   std::vector<Tensor> inputs = {upload(numbers({2, 4, 8}))}, outputs;
   ASSERT_OK(program->run("main", inputs, outputs));
-  uint64_t address = takeLaunches().at(0).arguments.at(1);
+  uint64_t address = takeLaunches().at(0).arguments.at(3);
   EXPECT_EQ(cuda::Device::ordinalOf(reinterpret_cast<void *>(address)), 0);
   corey_fake_reset_calls();
   ASSERT_OK(program->run("main", inputs, outputs));
   EXPECT_EQ(corey_fake_calls("cuMemcpyHtoDAsync"), 0u);
-  EXPECT_EQ(takeLaunches().at(0).arguments.at(1), address);
+  EXPECT_EQ(takeLaunches().at(0).arguments.at(3), address);
   // A tensor on the device is used where it lies, one elsewhere refused.
   Tensor here = upload(w);
   ASSERT_OK(program->bindWeight("w", here));
   ASSERT_OK(program->run("main", inputs, outputs));
-  EXPECT_EQ(takeLaunches().at(0).arguments.at(1),
+  EXPECT_EQ(takeLaunches().at(0).arguments.at(3),
             reinterpret_cast<uintptr_t>(here.data()));
   EXPECT_STATUS(program->bindWeight("w", upload(w, 1)), InvalidArgument,
                 "weight 'w' (bound by name): expected device cuda:0 or cpu, "
