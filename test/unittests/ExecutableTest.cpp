@@ -572,9 +572,13 @@ TEST(CompileErrors, Contexts) {
                "expected a thread count of at least 0, got -1");
   options.threads = 0;
   options.device = "cuda";
-  EXPECT_FAILS(
-      Context::create(options), Unsupported,
-      "expected device 'cpu', got 'cuda': no back end for it in this build");
+  setenv("COREY_CUDA_DRIVER", "/nowhere/libcuda.so", 1);
+  Expected<std::shared_ptr<Context>> gpu = Context::create(options);
+  ASSERT_FALSE(static_cast<bool>(gpu));
+  EXPECT_EQ(gpu.status().code(), StatusCode::NotFound);
+  EXPECT_EQ(
+      gpu.status().message().rfind("expected a CUDA device, got none: ", 0),
+      0u);
   options.device = "tpu";
   Expected<std::shared_ptr<Context>> context = Context::create(options);
   ASSERT_FALSE(static_cast<bool>(context));
@@ -1408,7 +1412,7 @@ TEST(Emit, EveryPhase) {
   EXPECT_NE(emit("llvmir-opt").find("define "), std::string::npos);
   EXPECT_FAILS(context->emit(ScanSource, "assembly"), InvalidArgument,
                "expected a phase of captured, fused, bound, lowered, buffers, "
-               "llvm, llvmir and llvmir-opt, got 'assembly'");
+               "llvm, llvmir, llvmir-opt and ptx, got 'assembly'");
   EXPECT_FAILS(context->emit("func.func", "llvm"), CompileError,
                "<source>:1:10: custom op 'func.func' expected valid "
                "'@'-identifier for symbol name");

@@ -930,14 +930,16 @@ TEST(TensorTest, CopyErrors) {
                 "shapes of a copy differ; expected [2, 3], got [6]");
   Tensor Remote =
       get(Tensor::view(T.data(), DType::F32, {2, 3}, {}, Device::cuda(1)));
-  EXPECT_STATUS(T.copyFrom(Remote), Unsupported,
-                "cannot copy tensor<2x3xf32, strides [3, 1], cuda:1> to "
-                "tensor<2x3xf32, strides [3, 1], cpu>; expected tensors on "
-                "cpu, got cuda:1");
-  EXPECT_STATUS(Remote.copyFrom(T), Unsupported,
-                "cannot copy tensor<2x3xf32, strides [3, 1], cpu> to "
-                "tensor<2x3xf32, strides [3, 1], cuda:1>; expected tensors on "
-                "cpu, got cuda:1");
+  Tensor Wide = iota(DType::F64, {2, 3});
+  EXPECT_STATUS(
+      Wide.copyFrom(Remote), Unsupported,
+      "cannot copy tensor<2x3xf32, strides [3, 1], cuda:1> to "
+      "tensor<2x3xf64, strides [3, 1], cpu>; expected one dtype where "
+      "a device takes part, got two");
+  EXPECT_STATUS(Remote.copyFrom(Wide), Unsupported,
+                "cannot copy tensor<2x3xf64, strides [3, 1], cpu> to "
+                "tensor<2x3xf32, strides [3, 1], cuda:1>; expected one dtype "
+                "where a device takes part, got two");
   EXPECT_FAILS(Remote.to(DType::F64), Unsupported,
                "cannot convert tensor<2x3xf32, strides [3, 1], cuda:1>; "
                "expected a tensor on cpu, got cuda:1");

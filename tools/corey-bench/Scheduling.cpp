@@ -196,15 +196,21 @@ public:
     if (!executable)
       return executable.takeStatus();
     runner->executable = *executable;
+    runner->device = context.getDevice();
+    runner->variants = context.variants(problem);
     return runner;
   }
 
   /// Milliseconds of one run. Very short ones are repeated, so that the clock
   /// does not decide.
-  Expected<double> measure(const sched::Problem &at, int64_t chunk) {
+  Expected<double> measure(const sched::Problem &at,
+                           const sched::Candidate &candidate) {
     if (at.batch != batch || at.length != length) {
       Workload made = workload(at.batch, at.length, false);
-      inputs = std::move(made.inputs);
+      Expected<std::vector<Tensor>> moved = moveTo(made.inputs, device);
+      if (!moved)
+        return moved.takeStatus();
+      inputs = std::move(*moved);
       outputs.clear();
       batch = at.batch;
       length = at.length;
@@ -212,7 +218,7 @@ public:
         return status;
       repeats = 1;
     }
-    if (Status status = executable->setChunk("scan", chunk); !status)
+    if (Status status = fix(candidate); !status)
       return status;
     while (true) {
       auto start = std::chrono::steady_clock::now();
@@ -231,13 +237,15 @@ public:
     }
   }
 
-  /// The largest error of any output against float64, with a chunk.
-  Expected<double> error(int64_t chunk) {
+  /// The largest error of any output against float64.
+  Expected<double> error(const sched::Candidate &candidate) {
     Workload made = workload(1, 300, true);
     std::vector<Tensor> results;
-    if (Status status = executable->setChunk("scan", chunk); !status)
+    if (Status status = fix(candidate); !status)
       return status;
-    if (Status status = executable->run("main", made.inputs, results); !status)
+    if (Status status =
+            runFromHost(*executable, device, "main", made.inputs, results);
+        !status)
       return status;
     double worst = 0;
     for (size_t i = 0; i < results.size(); ++i) {
@@ -250,6 +258,14 @@ public:
   }
 
 private:
+  Status fix(const sched::Candidate &candidate) {
+    if (Status status = executable->setVariant(
+            "scan", variants[static_cast<size_t>(candidate.variant)].name);
+        !status)
+      return status;
+    return executable->setChunk("scan", candidate.chunk);
+  }
+
   Workload workload(int64_t batch, int64_t length, bool reference) const {
     WorkloadOptions options;
     options.reference = reference;
@@ -267,6 +283,8 @@ private:
 
   sched::Problem problem;
   std::shared_ptr<Executable> executable;
+  Device device;
+  std::vector<sched::Variant> variants;
   std::vector<Tensor> inputs, outputs;
   int64_t batch = -1, length = -1;
   int repeats = 1;
@@ -275,8 +293,9 @@ private:
 /// Options that name scans: --op, --shape, --dtype.
 struct ScanOptions {
   explicit ScanOptions(cl::OptionCategory &category)
-      : target("target", cl::desc("Device to run on: cpu"), cl::init("cpu"),
-               cl::cat(category)),
+      : target("target",
+               cl::desc("Device to run on: cpu (default), cuda or cuda:<n>"),
+               cl::init("cpu"), cl::cat(category)),
         op("op", cl::desc("scan (default) or ssd"), cl::init("scan"),
            cl::cat(category)),
         shapes("shape",
@@ -403,7 +422,7 @@ tuneLengths(Context &context, ScanRunner &runner, sched::Problem problem,
           context.schedulerDevice(), problem, variants,
           sched::defaultCandidates(problem, variants, 8),
           [&](const sched::Candidate &candidate) {
-            return runner.measure(problem, candidate.chunk);
+            return runner.measure(problem, candidate);
           },
           own);
       if (!entry)
@@ -678,8 +697,12 @@ int corey::runSchedule(int argc, char **argv) {
         Expected<sched::CostModel> fitted = sched::CostModel::fit(
             *knowledge.table,
             [&](const sched::TableEntry &entry,
-                std::string_view) -> Expected<sched::Variant> {
-              return (*context)->variants(entry.problem)[0];
+                std::string_view name) -> Expected<sched::Variant> {
+              for (sched::Variant &each : (*context)->variants(entry.problem))
+                if (each.name == name)
+                  return std::move(each);
+              return Status::notFound("expected a kernel of " + device.name +
+                                      ", got '" + std::string(name) + "'");
             });
         if (!fitted)
           return reportError(kTool, fitted.status());
@@ -718,7 +741,7 @@ int corey::runSchedule(int argc, char **argv) {
     Expected<sched::SimulationReport> report = sched::simulate(
         site, trace, policies,
         [&](const sched::Problem &at, const sched::Candidate &candidate) {
-          return (*runner)->measure(at, candidate.chunk);
+          return (*runner)->measure(at, candidate);
         },
         options);
     if (!report)
@@ -726,7 +749,7 @@ int corey::runSchedule(int argc, char **argv) {
     // The chunk must not matter to the result.
     double error = 0;
     for (int64_t chunk : {0, 8, 64, 100, 256}) {
-      Expected<double> own = (*runner)->error(chunk);
+      Expected<double> own = (*runner)->error({chunk, 0});
       if (!own)
         return reportError(kTool, own.status());
       error = std::max(error, *own);

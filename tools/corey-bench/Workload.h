@@ -78,6 +78,21 @@ struct FusionResult {
 Expected<std::vector<FusionResult>>
 measureFusion(Context &context, const Workload &workload, double budgetMs);
 
+/// Every kernel of a scan on a CUDA device, unsplit and, where it can be, with
+/// `chunks`; all powers of two if there are none.
+struct DeviceScanResult {
+  std::string variant;
+  /// 0 is unsplit.
+  int64_t chunk = 0;
+  /// After other memory was written, and right after itself; medians.
+  double coldUs = 0, warmUs = 0;
+  /// The largest of an output.
+  double relativeL2 = 0;
+};
+Expected<std::vector<DeviceScanResult>>
+measureScanOnDevice(Context &context, const WorkloadOptions &options,
+                    std::vector<int64_t> chunks, double budgetMs);
+
 /// What a JSON result says of where it comes from.
 llvm::json::Object describeRun(const std::string &target);
 /// Writes a document to a file, or to standard output for "-". Reports what

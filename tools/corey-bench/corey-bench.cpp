@@ -33,7 +33,10 @@ int corey::coreyBenchMain(int argc, char **argv) {
       cl::Positional,
       cl::desc("<scan|ssd|rules|tune|fit|schedule|fusion|entropy|paper>"),
       cl::Required, cl::cat(category));
-  cl::opt<std::string> target("target", cl::desc("Device to run on: cpu"),
+  cl::opt<std::string> target("target",
+                              cl::desc("Device to run on: cpu (default); for "
+                                       "scan also cuda or cuda:<n>, where "
+                                       "every kernel is measured"),
                               cl::init("cpu"), cl::cat(category));
   cl::list<std::string> shapes(
       "shape",
@@ -51,6 +54,9 @@ int corey::coreyBenchMain(int argc, char **argv) {
                        cl::desc("Chunk in tokens; 0 (default) is unsplit. May "
                                 "be given several times"),
                        cl::cat(category));
+  cl::opt<std::string> allChunks(
+      "chunks", cl::desc("all: every power of two, on a CUDA device"),
+      cl::value_desc("all"), cl::cat(category));
   cl::opt<int> vectorBits(
       "vector-bits",
       cl::desc(
@@ -80,6 +86,30 @@ int corey::coreyBenchMain(int argc, char **argv) {
     shapes.push_back(isScan ? "1,512,2048,16" : "1,512,80,64,128,1");
   if (dtypes.empty())
     dtypes.push_back("f32");
+  Expected<Device> device = Device::parse(target.getValue());
+  if (!device)
+    return reportError(kTool, device.status());
+  bool onDevice = device->kind == Device::CUDA;
+  if (onDevice && !isScan)
+    return reportError(
+        kTool, Status::unsupported("--target: expected cpu for ssd, got " +
+                                   device->name()));
+  if (onDevice && (!threads.empty() || vectorBits))
+    return reportError(kTool,
+                       Status::invalidArgument("expected neither --threads nor "
+                                               "--vector-bits on " +
+                                               device->name() + ", got one"));
+  if (allChunks.getNumOccurrences() &&
+      (allChunks != "all" || !onDevice || !chunks.empty()))
+    return reportError(
+        kTool, Status::invalidArgument("--chunks: expected 'all', on a CUDA "
+                                       "device and without --chunk, got '" +
+                                       allChunks.getValue() + "' on " +
+                                       device->name()));
+  // Unsplit only, where nothing else is asked for.
+  std::vector<int64_t> deviceChunks(chunks.begin(), chunks.end());
+  if (deviceChunks.empty() && allChunks.empty())
+    deviceChunks.push_back(0);
   if (threads.empty())
     threads.push_back(0);
   if (chunks.empty())
@@ -87,7 +117,10 @@ int corey::coreyBenchMain(int argc, char **argv) {
 
   llvm::json::Array results;
   bool toStdout = json == "-";
-  if (!toStdout)
+  if (!toStdout && onDevice)
+    llvm::outs() << "shape                     dtype variant        chunk     "
+                    "cold us    warm us  rel l2 error\n";
+  else if (!toStdout)
     llvm::outs() << "shape                     dtype threads chunk   median ms "
                     "     min      max  rel l2 error  GB/s  GFLOP/s\n";
   for (const std::string &text : shapes) {
@@ -123,6 +156,42 @@ int corey::coreyBenchMain(int argc, char **argv) {
             Status::invalidArgument(
                 "--dtype: expected f32, f16 or bf16, got '" + dtypeText + "'"));
       options.dtype = *dtype;
+      if (onDevice) {
+        ContextOptions contextOptions;
+        contextOptions.device = target;
+        Expected<std::shared_ptr<Context>> context =
+            Context::create(contextOptions);
+        if (!context)
+          return reportError(kTool, context.status());
+        Expected<std::vector<DeviceScanResult>> measured =
+            measureScanOnDevice(**context, options, deviceChunks, budget);
+        if (!measured)
+          return reportError(kTool, measured.status());
+        for (const DeviceScanResult &each : *measured) {
+          if (!toStdout)
+            llvm::outs() << llvm::left_justify(text, 25) << " "
+                         << llvm::left_justify(dtypeText, 5) << " "
+                         << llvm::left_justify(each.variant, 12)
+                         << llvm::format(" %7lld %11.2f %10.2f  %12.3g\n",
+                                         static_cast<long long>(each.chunk),
+                                         each.coldUs, each.warmUs,
+                                         each.relativeL2);
+          llvm::json::Array shapeArray;
+          for (int64_t size : options.shape)
+            shapeArray.push_back(size);
+          results.push_back(
+              llvm::json::Object{{"benchmark", what.getValue()},
+                                 {"shape", std::move(shapeArray)},
+                                 {"dtype", dtypeText},
+                                 {"device", (*context)->schedulerDevice().name},
+                                 {"variant", each.variant},
+                                 {"chunk", each.chunk},
+                                 {"cold_us", each.coldUs},
+                                 {"warm_us", each.warmUs},
+                                 {"rel_l2_error", each.relativeL2}});
+        }
+        continue;
+      }
       Workload workload = isScan ? makeScan(options) : makeSSD(options);
       for (int count : threads) {
         ContextOptions contextOptions;

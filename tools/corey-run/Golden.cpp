@@ -199,7 +199,8 @@ private:
     if (!executable)
       return executable.takeStatus();
     std::vector<Tensor> outputs;
-    if (Status status = (*executable)->run("main", program.tensors, outputs);
+    if (Status status = runFromHost(**executable, context.getDevice(), "main",
+                                    program.tensors, outputs);
         !status)
       return status;
     for (size_t i = 0; i < outputs.size(); ++i) {
@@ -371,7 +372,9 @@ private:
         executable = *compiled;
       }
       std::vector<Tensor> outputs;
-      if (Status status = executable->run("main", p.tensors, outputs); !status)
+      if (Status status = runFromHost(*executable, context.getDevice(), "main",
+                                      p.tensors, outputs);
+          !status)
         return status;
       for (auto [name, output] :
            {std::pair<const char *, Tensor *>{"y", &outputs[0]},
@@ -500,7 +503,9 @@ static Status runProgram(Context &context, const CompileOptions &options,
     }
     tensors.push_back(*tensor);
   }
-  if (Status status = (*executable)->run(info.name, tensors, results); !status)
+  if (Status status = runFromHost(**executable, context.getDevice(), info.name,
+                                  tensors, results);
+      !status)
     return status;
   for (auto [given, known, kind] :
        {std::tuple<const llvm::json::Object *,

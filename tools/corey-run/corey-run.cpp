@@ -47,7 +47,9 @@ int corey::coreyRunMain(int argc, char **argv) {
   cl::OptionCategory category("corey-run options");
   cl::opt<std::string> file(cl::Positional, cl::desc("<program.mlir>"),
                             cl::cat(category));
-  cl::opt<std::string> target("target", cl::desc("Device to run on: cpu"),
+  cl::opt<std::string> target("target",
+                              cl::desc("Device to run on: cpu (default), cuda "
+                                       "or cuda:<n>"),
                               cl::init("cpu"), cl::cat(category));
   cl::opt<int> threads("threads",
                        cl::desc("Threads; 0 (default) takes every processor"),
@@ -115,7 +117,7 @@ int corey::coreyRunMain(int argc, char **argv) {
   cl::opt<std::string> emit(
       "emit",
       cl::desc("Print the program after a phase and stop: captured, fused, "
-               "bound, lowered, buffers, llvm, llvmir, llvmir-opt"),
+               "bound, lowered, buffers, llvm, llvmir, llvmir-opt, ptx"),
       cl::value_desc("phase"), cl::cat(category));
   cl::opt<std::string> golden(
       "golden", cl::desc("Run every case of a folder with a cases.json"),
@@ -278,9 +280,18 @@ int corey::coreyRunMain(int argc, char **argv) {
     tensors.push_back(*tensor);
   }
 
-  std::vector<Tensor> outputs;
-  if (Status status = executable.run(info->name, tensors, outputs); !status)
+  Device device = (*context)->getDevice();
+  Expected<std::vector<Tensor>> moved = moveTo(tensors, device);
+  if (!moved)
+    return reportError(kTool, moved.status());
+  tensors = std::move(*moved);
+  std::vector<Tensor> results;
+  if (Status status = executable.run(info->name, tensors, results); !status)
     return reportError(kTool, status);
+  moved = moveTo(results, Device::cpu());
+  if (!moved)
+    return reportError(kTool, moved.status());
+  std::vector<Tensor> outputs = std::move(*moved);
   double firstMs = std::chrono::duration<double, std::milli>(
                        std::chrono::steady_clock::now() - start)
                        .count();
@@ -339,20 +350,32 @@ int corey::coreyRunMain(int argc, char **argv) {
     double compileMs = 0;
     for (const PhaseTime &phase : executable.compileTimes())
       compileMs += phase.milliseconds;
-    Status status;
+    auto run = [&](void *stream) {
+      return executable.run(info->name, tensors, results, stream);
+    };
     std::vector<double> samples;
-    double ms = timeCall(
-        [&] {
-          Status s = executable.run(info->name, tensors, outputs);
-          if (!s)
-            status = s;
-        },
-        5, 500, &samples);
-    if (!status)
-      return reportError(kTool, status);
+    Expected<double> ms = 0.0;
+    if (device.kind == Device::CUDA) {
+      ms = timeOnDevice(device, run, 5, 500, &samples);
+    } else {
+      Status status;
+      double median = timeCall(
+          [&] {
+            Status s = run(nullptr);
+            if (!s)
+              status = s;
+          },
+          5, 500, &samples);
+      if (status)
+        ms = median;
+      else
+        ms = status;
+    }
+    if (!ms)
+      return reportError(kTool, ms.status());
     llvm::outs() << llvm::format("time: compile %.1f ms, parse to first result "
                                  "%.1f ms, run %.3f ms (median of %zu)\n",
-                                 compileMs, firstMs, ms, samples.size());
+                                 compileMs, firstMs, *ms, samples.size());
   }
   if (explain)
     llvm::outs() << executable.explain();

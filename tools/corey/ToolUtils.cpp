@@ -5,6 +5,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "corey/ToolUtils.h"
+#include "corey/Device/CUDA.h"
 #include "llvm/Support/JSON.h"
 #include "llvm/Support/Path.h"
 #include "llvm/Support/raw_ostream.h"
@@ -132,6 +133,39 @@ Expected<Tensor> corey::readTensorRef(const std::string &ref) {
   return file->get(split->second);
 }
 
+Expected<std::vector<Tensor>> corey::moveTo(const std::vector<Tensor> &tensors,
+                                            Device device) {
+  std::vector<Tensor> moved;
+  for (const Tensor &tensor : tensors) {
+    if (tensor.device() == device) {
+      moved.push_back(tensor);
+      continue;
+    }
+    Expected<Tensor> copy = tensor.to(device);
+    if (!copy)
+      return copy.takeStatus();
+    moved.push_back(std::move(*copy));
+  }
+  return moved;
+}
+
+Status corey::runFromHost(Executable &executable, Device device,
+                          const std::string &function,
+                          const std::vector<Tensor> &inputs,
+                          std::vector<Tensor> &outputs) {
+  Expected<std::vector<Tensor>> given = moveTo(inputs, device);
+  if (!given)
+    return given.takeStatus();
+  std::vector<Tensor> results;
+  if (Status status = executable.run(function, *given, results); !status)
+    return status;
+  Expected<std::vector<Tensor>> back = moveTo(results, Device::cpu());
+  if (!back)
+    return back.takeStatus();
+  outputs = std::move(*back);
+  return Status::ok();
+}
+
 double corey::median(std::vector<double> &values) {
   std::sort(values.begin(), values.end());
   size_t n = values.size();
@@ -153,6 +187,52 @@ double corey::timeCall(const std::function<void()> &call, unsigned minRuns,
   while (times.size() < minRuns || (total < budgetMs && times.size() < 10000)) {
     times.push_back(once());
     total += times.back();
+  }
+  if (samples)
+    *samples = times;
+  return median(times);
+}
+
+Expected<double> corey::timeOnDevice(
+    Device device, const std::function<Status(void *stream)> &call,
+    unsigned minRuns, double budgetMs, std::vector<double> *samples,
+    const std::function<Status(void *stream)> &before) {
+  Expected<std::shared_ptr<cuda::Device>> gpu = cuda::Device::get(device.index);
+  if (!gpu)
+    return gpu.takeStatus();
+  Expected<cuda::Stream> stream = cuda::Stream::create(*gpu);
+  if (!stream)
+    return stream.takeStatus();
+  Expected<cuda::Event> start = cuda::Event::create(*gpu, /*timing=*/true),
+                        end = cuda::Event::create(*gpu, /*timing=*/true);
+  for (Expected<cuda::Event> *event : {&start, &end})
+    if (!*event)
+      return event->takeStatus();
+  auto once = [&]() -> Expected<double> {
+    Status status = before ? before(stream->handle()) : Status::ok();
+    if (status)
+      status = start->record(stream->handle());
+    if (status)
+      status = call(stream->handle());
+    if (status)
+      status = end->record(stream->handle());
+    if (status)
+      status = end->synchronize();
+    if (!status)
+      return status;
+    return cuda::Event::milliseconds(*start, *end);
+  };
+  if (Expected<double> warm = once(); !warm)
+    return warm;
+  std::vector<double> times;
+  double total = 0;
+  while (times.size() < minRuns || (total < budgetMs && times.size() < 10000)) {
+    Expected<double> ms = once();
+    if (!ms)
+      return ms;
+    times.push_back(*ms);
+    // Very short times would never end.
+    total += std::max(*ms, 1e-3);
   }
   if (samples)
     *samples = times;

@@ -43,6 +43,15 @@ Expected<Tensor> readTensorRef(const std::string &ref);
 /// and moments of order one and two are over all calls, the rest is of the
 /// last. Errors: IOError.
 Status writeProfile(const std::string &path, const Executable &executable);
+/// `tensors` in the memory of `device`: themselves, or copies.
+Expected<std::vector<Tensor>> moveTo(const std::vector<Tensor> &tensors,
+                                     Device device);
+/// Runs a function of a program for `device` on tensors of the host; `outputs`
+/// are made on the host.
+Status runFromHost(Executable &executable, Device device,
+                   const std::string &function,
+                   const std::vector<Tensor> &inputs,
+                   std::vector<Tensor> &outputs);
 
 /// Median of `values`; sorts them.
 double median(std::vector<double> &values);
@@ -51,6 +60,14 @@ double median(std::vector<double> &values);
 /// while they fit in `budgetMs`, after one to warm up.
 double timeCall(const std::function<void()> &call, unsigned minRuns,
                 double budgetMs, std::vector<double> *samples = nullptr);
+
+/// As timeCall(), by the clock of a CUDA device: `call` puts work on a stream,
+/// and `before`, if given, what is not measured.
+Expected<double>
+timeOnDevice(Device device, const std::function<Status(void *stream)> &call,
+             unsigned minRuns, double budgetMs,
+             std::vector<double> *samples = nullptr,
+             const std::function<Status(void *stream)> &before = nullptr);
 
 } // namespace corey
 

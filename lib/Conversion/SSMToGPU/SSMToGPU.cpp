@@ -54,7 +54,6 @@ struct ConvertSSMToGPU
     populateGPUProjectionLowerings(patterns, target);
     populateGPUQuantizationLowerings(patterns, target);
     populateGPUScanLowerings(patterns, target);
-    populateSchedulerLowerings(patterns, "corey_rt_device_observe");
     FrozenRewritePatternSet frozen(std::move(patterns));
     // A lowering that refuses an op says why; nothing is to be added to that.
     bool explained = false;
@@ -69,6 +68,11 @@ struct ConvertSSMToGPU
       getOperation().walk([&](FusedOp) { hadFused = true; });
       walkAndApplyPatterns(getOperation(), frozen);
     } while (hadFused);
+    // The lowering of a scan must see its site: it asks for the kernel that was
+    // chosen with the chunk.
+    RewritePatternSet schedulerPatterns(context);
+    populateSchedulerLowerings(schedulerPatterns, "corey_rt_device_observe");
+    walkAndApplyPatterns(getOperation(), std::move(schedulerPatterns));
     WalkResult result = getOperation().walk([&](Operation *op) {
       if (!isLowered(op))
         return WalkResult::advance();

@@ -27,6 +27,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "GPULowering.h"
+#include "corey/Conversion/SSMToGPU/SSMToGPU.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
 
 using namespace mlir;
@@ -103,6 +104,19 @@ struct SplitTiling {
   int64_t partialWords() const { return channels * partialChannel(); }
 };
 
+/// States of a lane, and channels of a block, where channels are few; `narrow`
+/// has twice the lanes for a channel and half the channels of a block.
+SplitTiling splitTiling(int64_t states, bool narrow, int64_t tokens) {
+  int64_t statesPerLane =
+      states > 8 ? llvm::PowerOf2Ceil(llvm::divideCeil(states, 8)) : 1;
+  if (narrow)
+    statesPerLane = std::max<int64_t>(statesPerLane / 2, 1);
+  SplitTiling t(states, statesPerLane, 8, tokens);
+  t.channels = std::clamp<int64_t>(4 * t.channelsPerWarp(), 8, 32);
+  return t;
+}
+constexpr int64_t kMaxSplitStates = 64, kSplitTokens = 64;
+
 /// How rows of B and C of one type lie in shared memory, by state, so that a
 /// lane reads the tokens of its states in vectors.
 struct StateLayout {
@@ -139,9 +153,6 @@ enum class ScanPass {
   /// The outputs of a chunk, from the state at its start.
   Outputs
 };
-
-/// Kernels of an unsplit scan, by the numbers that the scheduler knows them by.
-enum class ScanVariant : int64_t { Rule, Warp, Split, SplitNarrow };
 
 /// The operands of a scan on the host; null where absent.
 struct ScanOperands {
@@ -266,7 +277,7 @@ void SelectiveScanKernels::emitUnsplit(const ScanOperands &s) {
   constexpr int64_t kWarpChannels = 64, kNarrowChannels = 8;
   // Sequences of one tile are not worth a long one.
   constexpr int64_t kShortLength = 128;
-  bool canSplit = hasPairs(s) && states <= 64;
+  bool canSplit = hasPairs(s) && states <= kMaxSplitStates;
   if (!canSplit)
     return emitWarpKernel(s, ScanPass::Whole);
   auto constant = [&](int64_t value) { return e.index(value); };
@@ -299,20 +310,11 @@ void SelectiveScanKernels::emitUnsplit(const ScanOperands &s) {
   auto is = [&](ScanVariant which) {
     return e.cmp(Predicate::eq, variant, constant(static_cast<int64_t>(which)));
   };
-  int64_t wide = states > 8 ? llvm::divideCeil(states, 8) : 1;
-  wide = llvm::PowerOf2Ceil(wide);
-  // Twice the lanes for a channel, half the channels of a block.
-  int64_t narrow = std::max<int64_t>(wide / 2, 1);
-  auto channelsFor = [&](int64_t statesPerLane) {
-    SplitTiling t(states, statesPerLane, 8, 64);
-    return std::clamp<int64_t>(4 * t.channelsPerWarp(), 8, 32);
+  auto split = [&](bool narrow, int64_t tokens) {
+    emitSplitKernel(s, splitTiling(states, narrow, tokens));
   };
   e.ifThen(
-      is(ScanVariant::SplitNarrow),
-      [&] {
-        emitSplitKernel(s,
-                        SplitTiling(states, narrow, channelsFor(narrow), 64));
-      },
+      is(ScanVariant::SplitNarrow), [&] { split(true, kSplitTokens); },
       [&] {
         e.ifThen(
             is(ScanVariant::Split),
@@ -320,17 +322,29 @@ void SelectiveScanKernels::emitUnsplit(const ScanOperands &s) {
               e.ifThen(
                   e.cmp(Predicate::sle, sequences.length,
                         constant(kShortLength)),
-                  [&] {
-                    emitSplitKernel(
-                        s, SplitTiling(states, wide, channelsFor(wide), 32));
-                  },
-                  [&] {
-                    emitSplitKernel(
-                        s, SplitTiling(states, wide, channelsFor(wide), 64));
-                  });
+                  [&] { split(false, kSplitTokens / 2); },
+                  [&] { split(false, kSplitTokens); });
             },
             [&] { emitWarpKernel(s, ScanPass::Whole); });
       });
+}
+
+std::vector<ScanVariantInfo>
+corey::getScanVariants(int64_t channels, int64_t groups, int64_t states) {
+  bool hasPairs = channels / groups % 2 == 0;
+  WarpTiling warp(states, hasPairs ? 2 : 1);
+  int64_t warpChannels = warp.warps * warp.channels();
+  std::vector<ScanVariantInfo> list = {
+      {"rule", warpChannels, WarpTiling::kSteps, true},
+      {"warp", warpChannels, WarpTiling::kSteps, true}};
+  if (hasPairs && states <= kMaxSplitStates)
+    for (bool narrow : {false, true}) {
+      SplitTiling t = splitTiling(states, narrow, kSplitTokens);
+      list.push_back({narrow ? llvm::StringLiteral("split-narrow")
+                             : llvm::StringLiteral("split"),
+                      t.channels, t.tokens, false});
+    }
+  return list;
 }
 
 void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,

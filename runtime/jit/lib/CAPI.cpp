@@ -62,6 +62,9 @@ static Expected<Tensor> convert(const corey_tensor &tensor, const char *kind,
   std::vector<int64_t> shape(tensor.shape, tensor.shape + tensor.rank), strides;
   if (tensor.strides)
     strides.assign(tensor.strides, tensor.strides + tensor.rank);
+  if (tensor.device_kind != COREY_CPU && tensor.device_kind != COREY_CUDA)
+    return Status::invalidArgument(subject + "a kind of device, got " +
+                                   std::to_string(tensor.device_kind));
   Device device = tensor.device_kind == COREY_CUDA
                       ? Device::cuda(tensor.device_index)
                       : Device::cpu();
@@ -252,6 +255,15 @@ corey_status corey_output_shapes(corey_executable *executable,
 corey_status corey_run(corey_executable *executable, const char *function,
                        const corey_tensor *inputs, size_t numInputs,
                        const corey_tensor *outputs, size_t numOutputs) {
+  return corey_run_on_stream(executable, function, inputs, numInputs, outputs,
+                             numOutputs, nullptr);
+}
+
+corey_status corey_run_on_stream(corey_executable *executable,
+                                 const char *function,
+                                 const corey_tensor *inputs, size_t numInputs,
+                                 const corey_tensor *outputs, size_t numOutputs,
+                                 void *stream) {
   if (!executable || !function || (numInputs && !inputs) ||
       (numOutputs && !outputs))
     return missing("an executable, a function, inputs and outputs");
@@ -261,13 +273,23 @@ corey_status corey_run(corey_executable *executable, const char *function,
   if (Status status = convert(outputs, numOutputs, "output", out); !status)
     return record(status);
   return record(executable->impl->run(function, in.data(), in.size(),
-                                      out.data(), out.size()));
+                                      out.data(), out.size(), stream));
 }
 
 corey_status corey_run_dlpack(corey_executable *executable,
                               const char *function,
                               DLManagedTensor *const *inputs, size_t numInputs,
                               DLManagedTensor **outputs, size_t numOutputs) {
+  return corey_run_dlpack_on_stream(executable, function, inputs, numInputs,
+                                    outputs, numOutputs, nullptr);
+}
+
+corey_status corey_run_dlpack_on_stream(corey_executable *executable,
+                                        const char *function,
+                                        DLManagedTensor *const *inputs,
+                                        size_t numInputs,
+                                        DLManagedTensor **outputs,
+                                        size_t numOutputs, void *stream) {
   if (!executable || !function || (numInputs && !inputs) ||
       (numOutputs && !outputs))
     return missing("an executable, a function, inputs and a place for outputs");
@@ -297,7 +319,7 @@ corey_status corey_run_dlpack(corey_executable *executable,
       return record(view.status());
     in.push_back(*view);
   }
-  if (Status status = executable->impl->run(function, in, out); !status)
+  if (Status status = executable->impl->run(function, in, out, stream); !status)
     return record(status);
   for (size_t i = 0; i < numOutputs; ++i)
     outputs[i] = out[i].toDLPack();
@@ -309,6 +331,15 @@ corey_status corey_set_chunk(corey_executable *executable, const char *site,
   if (!executable || !site)
     return missing(!executable ? "an executable" : "a site");
   return record(executable->impl->setChunk(site, chunk));
+}
+
+corey_status corey_set_variant(corey_executable *executable, const char *site,
+                               const char *variant) {
+  if (!executable || !site || !variant)
+    return missing(!executable ? "an executable"
+                   : !site     ? "a site"
+                               : "a variant");
+  return record(executable->impl->setVariant(site, variant));
 }
 
 corey_status corey_set_policy(corey_executable *executable, const char *site,

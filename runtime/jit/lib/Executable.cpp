@@ -5,9 +5,9 @@
 //===----------------------------------------------------------------------===//
 
 #include "corey/Executable.h"
+#include "Backend.h"
 #include "corey/Analysis/FusionScore.h"
 #include "corey/Analysis/RegionCost.h"
-#include "corey/Conversion/SSMToLinalg/SSMToLinalg.h"
 #include "corey/Device/CPU.h"
 #include "corey/Device/RuntimeABI.h"
 #include "corey/Dialect/SSM/IR/SSMOps.h"
@@ -37,7 +37,7 @@
 #include "llvm/Target/TargetMachine.h"
 #include "llvm/TargetParser/Host.h"
 #include <chrono>
-#include <cstring>
+#include <mutex>
 
 using namespace corey;
 using mlir::ModuleOp;
@@ -51,7 +51,7 @@ struct Context::Impl {
       : mlir(registry, mlir::MLIRContext::Threading::DISABLED) {}
   mlir::MLIRContext mlir;
   std::mutex mutex;
-  Device device;
+  std::shared_ptr<Backend> backend;
   /// Shared with the executables, which outlive the context.
   std::shared_ptr<std::atomic<int>> threads =
       std::make_shared<std::atomic<int>>(1);
@@ -64,20 +64,20 @@ Expected<std::shared_ptr<Context>> Context::create(ContextOptions options) {
   Expected<Device> device = Device::parse(options.device);
   if (!device)
     return device.takeStatus();
-  if (device->kind != Device::CPU)
-    return Status::unsupported("expected device 'cpu', got '" + options.device +
-                               "': no back end for it in this build");
+  Expected<std::shared_ptr<Backend>> backend = Backend::create(*device);
+  if (!backend)
+    return backend.takeStatus();
   mlir::DialectRegistry registry;
   registerAllDialects(registry);
   std::shared_ptr<Context> context(new Context);
   context->impl = std::make_unique<Impl>(registry);
-  context->impl->device = *device;
+  context->impl->backend = std::move(*backend);
   if (Status status = context->setThreads(options.threads); !status)
     return status;
   return context;
 }
 
-Device Context::getDevice() const { return impl->device; }
+Device Context::getDevice() const { return impl->backend->device(); }
 int Context::getThreads() const { return *impl->threads; }
 /// More than any machine has, fewer than the OpenMP library breaks at.
 static constexpr int kMaxThreads = 1024;
@@ -208,22 +208,12 @@ Expected<mlir::OwningOpRef<ModuleOp>> parse(mlir::MLIRContext &context,
   return module;
 }
 
-void buildPipeline(mlir::OpPassManager &manager,
-                   const CPUPipelineOptions &options, Phase first, Phase last) {
-  buildCPUPipeline(manager, options, first, last);
-}
-void buildPipeline(mlir::OpPassManager &manager,
-                   const GPUPipelineOptions &options, Phase first, Phase last) {
-  buildGPUPipeline(manager, options, first, last);
-}
-
-template <typename Options>
-Status runPipeline(ModuleOp module, const Options &options, Phase first,
-                   Phase last) {
+Status runPasses(ModuleOp module,
+                 llvm::function_ref<void(mlir::OpPassManager &)> addPasses) {
   DiagnosticCollector diagnostics(module.getContext());
   mlir::PassManager manager(module.getContext());
   manager.enableVerifier(false);
-  buildPipeline(manager, options, first, last);
+  addPasses(manager);
   if (failed(manager.run(module)))
     return diagnostics.status("lowering failed");
   return Status::ok();
@@ -255,16 +245,6 @@ Status checkOptions(const CompileOptions &options) {
     return Status::invalidArgument("expected fusion to be dp, entropy, "
                                    "arithmetic, static or none, got '" +
                                    options.fusion + "'");
-  return Status::ok();
-}
-
-/// What only code generation asks of the options: the host must have the
-/// registers. Emitting IR for wider ones is fine.
-Status checkHost(const CompileOptions &options) {
-  if (options.vectorBits == 512 &&
-      !llvm::sys::getHostCPUFeatures().lookup("avx512f"))
-    return Status::invalidArgument("expected vectorBits to be 0 or 256 on a "
-                                   "processor without AVX-512, got 512");
   return Status::ok();
 }
 
@@ -350,16 +330,6 @@ struct Weight {
   /// Computed by the program from the others.
   bool prepared = false;
 };
-
-/// A call's memory beside its arena; kept with it, so that a warm call
-/// allocates nothing.
-struct Call {
-  device::CallState state;
-  std::vector<int64_t> dims, sizes, descriptors;
-  std::vector<void *> pointers;
-  std::vector<std::pair<const Tensor *, void *>> stagedOutputs;
-  std::vector<int64_t> strides;
-};
 } // namespace
 
 //===----------------------------------------------------------------------===//
@@ -367,6 +337,7 @@ struct Call {
 //===----------------------------------------------------------------------===//
 
 struct Executable::Impl {
+  std::shared_ptr<Backend> backend;
   std::unique_ptr<llvm::orc::LLJIT> jit;
   std::vector<FunctionInfo> infos;
   std::vector<Function> functions;
@@ -380,7 +351,7 @@ struct Executable::Impl {
   std::atomic<bool> ready{true};
   std::mutex prepareMutex;
   double prepareMs = 0;
-  std::string name, prefix, policy, cpu;
+  std::string name, prefix, policy;
   /// What the policies of the sites decide with.
   scheduler::PolicyContext policies;
   /// The context's.
@@ -388,9 +359,10 @@ struct Executable::Impl {
   std::vector<PhaseTime> times;
   TrafficInfo traffic;
   device::ProgramState program;
-  std::mutex mutex;
-  std::vector<std::unique_ptr<Call>> idle;
-  size_t reserved = 0, requests = 0;
+  /// What the device holds of the program, and the calls, which use `program`.
+  std::unique_ptr<Image> image;
+  /// Counts what may change the kernels that a call launches.
+  std::atomic<uint64_t> changes{0};
 
   Status describe(ModuleOp module);
   Status addSites(ModuleOp module);
@@ -410,20 +382,11 @@ struct Executable::Impl {
                             known + "), got '" + std::string(name) + "'");
   }
 
-  std::unique_ptr<Call> acquire() {
-    std::lock_guard<std::mutex> lock(mutex);
-    if (idle.empty()) {
-      auto call = std::make_unique<Call>();
-      call->state.program = &program;
-      return call;
-    }
-    std::unique_ptr<Call> call = std::move(idle.back());
-    idle.pop_back();
+  Expected<std::unique_ptr<Call>> acquire(void *stream) {
+    Expected<std::unique_ptr<Call>> call = image->acquire(stream);
+    if (call)
+      (*call)->state.program = &program;
     return call;
-  }
-  void release(std::unique_ptr<Call> call) {
-    std::lock_guard<std::mutex> lock(mutex);
-    idle.push_back(std::move(call));
   }
 
   bool usesPrepared(const Function &function) const;
@@ -436,8 +399,13 @@ struct Executable::Impl {
   Status checkOutputs(const Function &function, const Tensor *inputs,
                       size_t numInputs, const Tensor *outputs,
                       size_t numOutputs, const Call &call) const;
+  Status prepareCall(const Function &function, const Tensor *inputs,
+                     size_t numInputs, const Tensor *outputs, size_t numOutputs,
+                     Call &call);
   Status execute(const Function &function, const Tensor *inputs,
                  const Tensor *outputs, Call &call);
+  Status describeArguments(const Function &function, const Tensor *inputs,
+                           const Tensor *outputs, Call &call);
 };
 
 Executable::Executable() : impl(std::make_unique<Impl>()) {}
@@ -582,33 +550,18 @@ Status Executable::Impl::describe(ModuleOp module) {
   return Status::ok();
 }
 
-/// The kernels that the CPU lowering makes of a scan: one.
-static std::vector<scheduler::Variant>
-cpuVariants(const scheduler::Problem &problem) {
-  CPUWorkItem item = problem.op == scheduler::OpKind::SSD
-                         ? getSSDWorkItem(problem.channels, problem.groups)
-                         : getScanWorkItem(problem.channels, problem.groups);
-  scheduler::Variant variant;
-  variant.itemChannels = item.channels;
-  variant.tile = item.tile;
-  return {variant};
-}
-
-static scheduler::Device cpuDevice(int threads) {
-  return {"cpu-" + llvm::sys::getHostCPUName().str(), threads};
-}
-
 scheduler::Device Context::schedulerDevice() const {
-  return cpuDevice(*impl->threads);
+  return impl->backend->schedulerDevice(*impl->threads);
 }
 
 std::vector<scheduler::Variant>
 Context::variants(const scheduler::Problem &problem) const {
-  return cpuVariants(problem);
+  return impl->backend->variants(problem);
 }
 
 /// The sizes of a scan and the kernels there are for it.
-static void describeScan(mlir::Operation *op, scheduler::SiteInfo &info) {
+static void describeScan(mlir::Operation *op, const Backend &backend,
+                         scheduler::SiteInfo &info) {
   auto shapeOf = [](mlir::Value value) {
     return llvm::cast<mlir::RankedTensorType>(value.getType()).getShape();
   };
@@ -637,7 +590,7 @@ static void describeScan(mlir::Operation *op, scheduler::SiteInfo &info) {
                  : element.isBF16() ? scheduler::ElementType::BF16
                                     : scheduler::ElementType::F32;
   if (problem.channels > 0 && problem.groups > 0)
-    info.variants = cpuVariants(problem);
+    info.variants = backend.variants(problem);
 }
 
 /// Makes the sites of a module after the Bound phase, and has the input of a
@@ -669,11 +622,11 @@ Status Executable::Impl::addSites(ModuleOp module) {
     scheduler::SiteInfo info;
     info.name = bind.getSite().str();
     info.layer = scheduler::layerOf(info.name);
-    info.device = cpuDevice(*threads);
+    info.device = backend->schedulerDevice(*threads);
     bool wantsData = (*parsed)->statistics().has_value();
     for (ssm::ScanOpInterface scan : scans)
       if (siteOf(scan) == bind.getSite()) {
-        describeScan(scan, info);
+        describeScan(scan, *backend, info);
         if (wantsData)
           ssm::observeScanInput(scan);
       }
@@ -712,16 +665,30 @@ runtimeSymbols(llvm::orc::MangleAndInterner mangle) {
   add("corey_rt_bad_index", corey_rt_bad_index);
   add("corey_rt_check_sequence_count", corey_rt_check_sequence_count);
   add("corey_rt_check_sequence_start", corey_rt_check_sequence_start);
+  add("corey_rt_device_malloc", corey_rt_device_malloc);
+  add("corey_rt_device_free", corey_rt_device_free);
+  add("corey_rt_launch", corey_rt_launch);
+  add("corey_rt_device_copy", corey_rt_device_copy);
+  add("corey_rt_device_gemm", corey_rt_device_gemm);
+  add("corey_rt_device_observe", corey_rt_device_observe);
   return symbols;
 }
 
 Status Executable::Impl::load(ModuleOp module, const CompileOptions &options,
                               Stopwatch &watch) {
+  DiagnosticCollector diagnostics(module.getContext());
+  auto taken = backend->takeImage(module, options, [&](const char *step) {
+    times.push_back({step, watch.lap()});
+  });
+  if (!taken)
+    return taken.status().code() == StatusCode::CompileError
+               ? diagnostics.status(taken.status().message().c_str())
+               : taken.takeStatus();
+  image = std::move(*taken);
   auto machine = createHostTargetMachine();
   if (!machine)
     return toStatus(machine.takeError());
   llvm::LLVMContext llvmContext;
-  DiagnosticCollector diagnostics(module.getContext());
   auto translated = translateToLLVMIR(module, llvmContext, **machine);
   if (!translated) {
     llvm::consumeError(translated.takeError());
@@ -774,16 +741,8 @@ Status Executable::Impl::load(ModuleOp module, const CompileOptions &options,
   return Status::ok();
 }
 
-template <typename Options>
-static void setPipelineOptions(Options &pipeline,
-                               const CompileOptions &options) {
-  pipeline.fusion = options.fusion;
-  pipeline.hoistWeights = options.hoistWeights;
-  pipeline.observeValues = options.observeValues;
-}
-
 /// What the kernels of a module after the Bound phase move.
-static TrafficInfo measureTraffic(ModuleOp module) {
+static TrafficInfo measureTraffic(ModuleOp module, const char *machine) {
   TrafficInfo traffic;
   module.walk<mlir::WalkOrder::PreOrder>([&](mlir::Operation *op) {
     auto fusable = llvm::dyn_cast<ssm::FusableOpInterface>(op);
@@ -801,7 +760,7 @@ static TrafficInfo measureTraffic(ModuleOp module) {
     traffic.bytesRead += cost.bytesRead;
     traffic.bytesWritten += cost.bytesWritten;
     traffic.bytesKept += cost.bytesKept;
-    traffic.predictedMs += cost.seconds(*findMachine("cpu")) * 1e3;
+    traffic.predictedMs += cost.seconds(*findMachine(machine)) * 1e3;
     return mlir::WalkResult::skip();
   });
   return traffic;
@@ -812,7 +771,7 @@ Context::compile(std::string_view source, const CompileOptions &options,
                  std::string_view name) {
   if (Status status = checkOptions(options); !status)
     return status;
-  if (Status status = checkHost(options); !status)
+  if (Status status = impl->backend->check(options); !status)
     return status;
   std::lock_guard<std::mutex> lock(impl->mutex);
   Stopwatch watch;
@@ -824,7 +783,7 @@ Context::compile(std::string_view source, const CompileOptions &options,
   program.name = std::string(name);
   program.policy = options.policy;
   program.threads = impl->threads;
-  program.cpu = llvm::sys::getHostCPUName().str();
+  program.backend = impl->backend;
   Expected<scheduler::PolicyContext> policies = policyContext();
   if (!policies)
     return policies.takeStatus();
@@ -834,21 +793,22 @@ Context::compile(std::string_view source, const CompileOptions &options,
       !policy)
     return policy.takeStatus();
   program.times.push_back({"parse", watch.lap()});
-  CPUPipelineOptions pipeline;
-  pipeline.vectorBits = options.vectorBits;
-  setPipelineOptions(pipeline, options);
   ModuleOp op = **module;
-  if (Status status = runPipeline(op, pipeline, Phase::Captured, Phase::Bound);
-      !status)
+  auto lower = [&](Phase first, Phase last) {
+    return runPasses(op, [&](mlir::OpPassManager &manager) {
+      impl->backend->addPasses(manager, options, /*observe=*/false, first,
+                               last);
+    });
+  };
+  if (Status status = lower(Phase::Captured, Phase::Bound); !status)
     return status;
   if (Status status = program.describe(op); !status)
     return status;
   if (Status status = program.addSites(op); !status)
     return status;
   // What a policy has observed may have been kept from memory before.
-  program.traffic = measureTraffic(op);
-  if (Status status = runPipeline(op, pipeline, Phase::Lowered, Phase::LLVM);
-      !status)
+  program.traffic = measureTraffic(op, impl->backend->machine());
+  if (Status status = lower(Phase::Lowered, Phase::LLVM); !status)
     return status;
   program.times.push_back({"lower", watch.lap()});
   if (Status status = program.load(op, options, watch); !status)
@@ -912,32 +872,31 @@ Expected<std::string> Context::emit(std::string_view source,
   if (!module)
     return module.takeStatus();
   ModuleOp op = **module;
-  auto lower = [&](auto &pipeline) {
-    setPipelineOptions(pipeline, options);
-    pipeline.observe = (*policy)->statistics().has_value();
-    return runPipeline(op, pipeline, Phase::Captured, it->second);
-  };
-  Status status = Status::ok();
-  if (options.chip.empty()) {
-    if (phase == "ptx")
-      return Status::invalidArgument(
-          "expected a chip, such as sm_90a, for phase 'ptx', got none");
-    CPUPipelineOptions pipeline;
-    pipeline.vectorBits = options.vectorBits;
-    status = lower(pipeline);
-  } else {
-    auto chip = parseChip(options.chip);
-    if (!chip)
+  bool onGPU =
+      !options.chip.empty() || impl->backend->device().kind == Device::CUDA;
+  if (!onGPU && phase == "ptx")
+    return Status::invalidArgument(
+        "expected a chip, such as sm_90a, for phase 'ptx', got none");
+  if (!options.chip.empty())
+    if (auto chip = parseChip(options.chip); !chip)
       return Status::invalidArgument(llvm::toString(chip.takeError()));
-    GPUPipelineOptions pipeline;
-    pipeline.chip = *chip;
-    status = lower(pipeline);
-  }
-  if (!status)
+  bool observe = (*policy)->statistics().has_value();
+  if (Status status =
+          runPasses(op,
+                    [&](mlir::OpPassManager &manager) {
+                      if (options.chip.empty())
+                        impl->backend->addPasses(manager, options, observe,
+                                                 Phase::Captured, it->second);
+                      else
+                        addGPUPasses(manager, options, options.chip,
+                                     /*multiprocessors=*/0, observe,
+                                     Phase::Captured, it->second);
+                    });
+      !status)
     return status;
   std::string text;
   llvm::raw_string_ostream os(text);
-  if (!options.chip.empty() && it->second == Phase::LLVM && phase != "llvm") {
+  if (onGPU && it->second == Phase::LLVM && phase != "llvm") {
     DiagnosticCollector diagnostics(&impl->mlir);
     auto image = takeDeviceImage(op, options.optLevel);
     if (!image) {
@@ -972,7 +931,11 @@ Status Context::exportProgram(std::string_view source, std::string_view format,
                               std::string_view name) {
   if (Status status = checkOptions(options); !status)
     return status;
-  if (Status status = checkHost(options); !status)
+  if (impl->backend->device().kind != Device::CPU)
+    return Status::unsupported(
+        "expected a context on cpu to export from, got " +
+        impl->backend->device().name());
+  if (Status status = impl->backend->check(options); !status)
     return status;
   if (llvm::StringRef(path).ends_with(".h"))
     return Status::invalidArgument(
@@ -998,14 +961,18 @@ Status Context::exportProgram(std::string_view source, std::string_view format,
   if (!module)
     return module.takeStatus();
   CPUPipelineOptions pipeline;
-  setPipelineOptions(pipeline, options);
+  setPipelineOptions(pipeline, options, /*observe=*/false);
   // The caller holds the weights, and would have to hold prepared ones as well.
   pipeline.hoistWeights = false;
   if (isConstant(options.policy))
     pipeline.policy = options.policy;
   ModuleOp op = **module;
-  if (Status status = runPipeline(op, pipeline, Phase::Captured, Phase::Bound);
-      !status)
+  auto lower = [&](Phase first, Phase last) {
+    return runPasses(op, [&](mlir::OpPassManager &manager) {
+      buildCPUPipeline(manager, pipeline, first, last);
+    });
+  };
+  if (Status status = lower(Phase::Captured, Phase::Bound); !status)
     return status;
   Status unsupported;
   op.walk([&](ssm::BindChunkOp bind) {
@@ -1025,8 +992,7 @@ Status Context::exportProgram(std::string_view source, std::string_view format,
     stem = stem.take_front(dot);
   llvm::StringRef base = stem.substr(stem.rfind('/') + 1);
   std::string header = emitCHeader(op, base);
-  if (Status status = runPipeline(op, pipeline, Phase::Lowered, Phase::LLVM);
-      !status)
+  if (Status status = lower(Phase::Lowered, Phase::LLVM); !status)
     return status;
   auto machine = createHostTargetMachine();
   if (!machine)
@@ -1079,28 +1045,22 @@ static Expected<Tensor> viewAs(const Tensor &tensor,
   return tensor.reshape(shape);
 }
 
-static Status bindTensor(Weight &weight, const Tensor &tensor,
-                         const std::string &what) {
+static Status bindTensor(const Backend &backend, Weight &weight,
+                         const Tensor &tensor, const std::string &what) {
+  std::string subject = "weight '" + weight.info.name + "' (" + what + "): ";
   if (tensor.dtype() != weight.info.dtype)
-    return Status::invalidArgument(
-        "weight '" + weight.info.name + "' (" + what + "): expected dtype " +
-        dtypeName(weight.info.dtype) + ", got " + dtypeName(tensor.dtype()));
-  if (tensor.device().kind != Device::CPU)
-    return Status::invalidArgument("weight '" + weight.info.name + "' (" +
-                                   what + "): expected device cpu, got " +
-                                   tensor.device().name());
-  Expected<Tensor> view = viewAs(tensor, weight.info.shape);
-  if (!view)
-    return Status::invalidArgument(
-        "weight '" + weight.info.name + "' (" + what + "): expected shape " +
-        shapeText(weight.info.shape) + ", got " + shapeText(tensor.shape()));
-  if (!view->isContiguous()) {
-    Expected<Tensor> packed = view->to(view->dtype());
-    if (!packed)
-      return packed.takeStatus();
-    view = std::move(packed);
-  }
-  weight.tensor = *view;
+    return Status::invalidArgument(subject + "expected dtype " +
+                                   dtypeName(weight.info.dtype) + ", got " +
+                                   dtypeName(tensor.dtype()));
+  Expected<Tensor> placed = viewAs(tensor, weight.info.shape);
+  if (!placed)
+    return Status::invalidArgument(subject + "expected shape " +
+                                   shapeText(weight.info.shape) + ", got " +
+                                   shapeText(tensor.shape()));
+  placed = backend.place(*placed);
+  if (!placed)
+    return Status(placed.status().code(), subject + placed.status().message());
+  weight.tensor = *placed;
   weight.bound = true;
   return Status::ok();
 }
@@ -1109,6 +1069,7 @@ Status Executable::bindWeights(const SafeTensors &file,
                                const std::string *prefix) {
   // Also where only some of them are bound before an error.
   impl->ready = !impl->prepare;
+  ++impl->changes;
   for (Weight &weight : impl->weights) {
     if (weight.prepared)
       continue;
@@ -1120,7 +1081,8 @@ Status Executable::bindWeights(const SafeTensors &file,
     Expected<Tensor> tensor = file.get(key);
     if (!tensor)
       return tensor.takeStatus();
-    if (Status status = bindTensor(weight, *tensor, file.path() + ":" + key);
+    if (Status status = bindTensor(*impl->backend, weight, *tensor,
+                                   file.path() + ":" + key);
         !status)
       return status;
   }
@@ -1131,7 +1093,8 @@ Status Executable::bindWeight(std::string_view symbol, const Tensor &tensor) {
   for (Weight &weight : impl->weights)
     if (weight.info.name == symbol && !weight.prepared) {
       impl->ready = !impl->prepare;
-      return bindTensor(weight, tensor, "bound by name");
+      ++impl->changes;
+      return bindTensor(*impl->backend, weight, tensor, "bound by name");
     }
   return Status::notFound("expected a weight of " + impl->name + ", got '" +
                           std::string(symbol) + "'");
@@ -1142,7 +1105,7 @@ Status Executable::bindWeight(std::string_view symbol, const Tensor &tensor) {
 //===----------------------------------------------------------------------===//
 
 static Status checkTensor(const char *kind, const ArgumentInfo &info,
-                          const Tensor &tensor) {
+                          const Tensor &tensor, Device device) {
   auto subject = [&] {
     return std::string(kind) + " '" + info.name + "': expected ";
   };
@@ -1150,9 +1113,9 @@ static Status checkTensor(const char *kind, const ArgumentInfo &info,
     return Status::invalidArgument(subject() + "dtype " +
                                    dtypeName(info.dtype) + ", got " +
                                    dtypeName(tensor.dtype()));
-  if (tensor.device().kind != Device::CPU)
-    return Status::invalidArgument(subject() + "device cpu, got " +
-                                   tensor.device().name());
+  if (tensor.device() != device)
+    return Status::invalidArgument(subject() + "device " + device.name() +
+                                   ", got " + tensor.device().name());
   bool matches = tensor.shape().size() == info.shape.size();
   for (size_t i = 0; matches && i < info.shape.size(); ++i)
     matches = info.shape[i] < 0 || info.shape[i] == tensor.shape()[i];
@@ -1188,8 +1151,8 @@ Status Executable::Impl::checkInputs(const Function &function,
                                    std::to_string(function.info.inputs.size()) +
                                    " inputs, got " + std::to_string(count));
   for (size_t i = 0; i < count; ++i)
-    if (Status status =
-            checkTensor("input", function.info.inputs[i], inputs[i]);
+    if (Status status = checkTensor("input", function.info.inputs[i], inputs[i],
+                                    backend->device());
         !status)
       return status;
   if (usesPrepared(function))
@@ -1205,26 +1168,6 @@ static void appendDescriptor(std::vector<int64_t> &words, const void *data,
   words.insert(words.end(), {address, address, 0});
   words.insert(words.end(), sizes, sizes + rank);
   words.insert(words.end(), strides, strides + rank);
-}
-
-/// Copies elements of `size` bytes between tensors of one shape, with any
-/// strides in elements and without allocating.
-static void copyStrided(char *to, const int64_t *toStrides, const char *from,
-                        const int64_t *fromStrides, const int64_t *shape,
-                        size_t rank, size_t size) {
-  if (rank == 0) {
-    std::memcpy(to, from, size);
-    return;
-  }
-  auto step = static_cast<int64_t>(size);
-  if (rank == 1 && toStrides[0] == 1 && fromStrides[0] == 1) {
-    std::memcpy(to, from, shape[0] * size);
-    return;
-  }
-  for (int64_t i = 0; i < shape[0]; ++i)
-    copyStrided(to + i * toStrides[0] * step, toStrides + 1,
-                from + i * fromStrides[0] * step, fromStrides + 1, shape + 1,
-                rank - 1, size);
 }
 
 /// Whether different indices surely mean different elements: every stride
@@ -1333,7 +1276,9 @@ Status Executable::Impl::checkOutputs(const Function &function,
   const int64_t *sizes = call.sizes.data();
   for (size_t i = 0; i < numOutputs; ++i) {
     const ArgumentInfo &info = function.info.outputs[i];
-    if (Status status = checkTensor("output", info, outputs[i]); !status)
+    if (Status status =
+            checkTensor("output", info, outputs[i], backend->device());
+        !status)
       return status;
     size_t rank = info.shape.size();
     if (!std::equal(sizes, sizes + rank, outputs[i].shape().begin()))
@@ -1375,51 +1320,44 @@ Status Executable::Impl::checkOutputs(const Function &function,
 // Running
 //===----------------------------------------------------------------------===//
 
-Status Executable::Impl::execute(const Function &function, const Tensor *inputs,
-                                 const Tensor *outputs, Call &call) {
+/// The strides of a contiguous tensor, in the call's memory.
+static const int64_t *contiguous(const std::vector<int64_t> &shape,
+                                 Call &call) {
+  call.strides.assign(shape.size(), 1);
+  for (size_t i = shape.size(); i-- > 1;)
+    call.strides[i - 1] = call.strides[i] * std::max<int64_t>(shape[i], 1);
+  return call.strides.data();
+}
+
+/// Fills call.pointers with descriptors of all arguments, in memory that the
+/// program can use.
+Status Executable::Impl::describeArguments(const Function &function,
+                                           const Tensor *inputs,
+                                           const Tensor *outputs, Call &call) {
   call.descriptors.clear();
   call.stagedOutputs.clear();
-  call.state.error = Status::ok();
-  // Staging memory comes from the arena as well.
-  auto stage = [&](const Tensor &tensor) -> char * {
-    size_t bytes = std::max<size_t>(tensor.numBytes(), 1);
-    void *memory = call.state.arena.allocate(bytes);
-    return static_cast<char *>(memory);
-  };
-  auto contiguous = [&](const std::vector<int64_t> &shape) -> const int64_t * {
-    call.strides.assign(shape.size(), 1);
-    for (size_t i = shape.size(); i-- > 1;)
-      call.strides[i - 1] = call.strides[i] * std::max<int64_t>(shape[i], 1);
-    return call.strides.data();
-  };
   Status status;
   auto append = [&](const Tensor &tensor, bool isOutput) {
     const std::vector<int64_t> &shape = tensor.shape();
-    size_t rank = shape.size();
-    bool direct = isOutput ? tensor.isContiguous()
-                           : rank == 0 || shape[rank - 1] <= 1 ||
-                                 tensor.strides()[rank - 1] == 1;
-    void *data = tensor.data();
-    const int64_t *strides =
-        isOutput ? contiguous(shape) : tensor.strides().data();
-    if (!direct) {
-      char *memory = stage(tensor);
-      if (!memory) {
-        status = Status::outOfMemory("expected " +
-                                     std::to_string(tensor.numBytes()) +
-                                     " bytes to stage a tensor, got none");
-        return;
-      }
-      strides = contiguous(shape);
-      if (isOutput)
-        call.stagedOutputs.push_back({&tensor, memory});
-      else
-        copyStrided(memory, strides, static_cast<const char *>(data),
-                    tensor.strides().data(), shape.data(), rank,
-                    dtypeSize(tensor.dtype()));
-      data = memory;
+    if (!status || call.takes(tensor, isOutput)) {
+      appendDescriptor(call.descriptors, tensor.data(), shape.data(),
+                       isOutput ? contiguous(shape, call)
+                                : tensor.strides().data(),
+                       shape.size());
+      return;
     }
-    appendDescriptor(call.descriptors, data, shape.data(), strides, rank);
+    void *memory = call.stage(static_cast<size_t>(tensor.numBytes()), status);
+    const int64_t *strides = contiguous(shape, call);
+    if (!memory)
+      return;
+    if (isOutput)
+      call.stagedOutputs.push_back({&tensor, memory});
+    else
+      status =
+          call.copy(memory, strides, tensor.data(), tensor.strides().data(),
+                    shape.data(), shape.size(), dtypeSize(tensor.dtype()));
+    appendDescriptor(call.descriptors, memory, shape.data(), strides,
+                     shape.size());
   };
   for (size_t i = 0; i < function.info.inputs.size(); ++i)
     append(inputs[i], false);
@@ -1427,20 +1365,31 @@ Status Executable::Impl::execute(const Function &function, const Tensor *inputs,
     append(weights[i].tensor, false);
   for (size_t i = 0; i < function.info.outputs.size(); ++i)
     append(outputs[i], true);
+  if (!status)
+    return status;
+  // The descriptors no longer move: point to them.
+  call.pointers.clear();
+  int64_t *word = call.descriptors.data();
+  auto point = [&](size_t rank) {
+    call.pointers.push_back(word);
+    word += 3 + 2 * rank;
+  };
+  for (const ArgumentInfo &info : function.info.inputs)
+    point(info.shape.size());
+  for (size_t i : function.weights)
+    point(weights[i].info.shape.size());
+  for (const ArgumentInfo &info : function.info.outputs)
+    point(info.shape.size());
+  return status;
+}
+
+Status Executable::Impl::execute(const Function &function, const Tensor *inputs,
+                                 const Tensor *outputs, Call &call) {
+  call.state.error = Status::ok();
+  Status status = call.begin();
+  if (status)
+    status = describeArguments(function, inputs, outputs, call);
   if (status) {
-    // The descriptors no longer move: point to them.
-    call.pointers.clear();
-    int64_t *word = call.descriptors.data();
-    auto point = [&](size_t rank) {
-      call.pointers.push_back(word);
-      word += 3 + 2 * rank;
-    };
-    for (const ArgumentInfo &info : function.info.inputs)
-      point(info.shape.size());
-    for (size_t i : function.weights)
-      point(weights[i].info.shape.size());
-    for (const ArgumentInfo &info : function.info.outputs)
-      point(info.shape.size());
     if (!device::invoke(call.state, *threads, function.invoke,
                         call.pointers.data()))
       status = Status::outOfMemory("@" + function.info.name + ": expected " +
@@ -1449,15 +1398,16 @@ Status Executable::Impl::execute(const Function &function, const Tensor *inputs,
     else if (!call.state.error)
       status = Status(call.state.error.code(), "@" + function.info.name + ": " +
                                                    call.state.error.message());
-    if (status)
-      for (auto [tensor, memory] : call.stagedOutputs)
-        copyStrided(static_cast<char *>(tensor->data()),
-                    tensor->strides().data(), static_cast<const char *>(memory),
-                    contiguous(tensor->shape()), tensor->shape().data(),
-                    tensor->rank(), dtypeSize(tensor->dtype()));
   }
-  call.state.arena.releaseAll();
-  return status;
+  for (size_t i = 0; status && i < call.stagedOutputs.size(); ++i) {
+    auto [tensor, memory] = call.stagedOutputs[i];
+    status =
+        call.copy(tensor->data(), tensor->strides().data(), memory,
+                  contiguous(tensor->shape(), call), tensor->shape().data(),
+                  tensor->rank(), dtypeSize(tensor->dtype()));
+  }
+  Status finished = call.finish();
+  return status ? finished : status;
 }
 
 /// Computes the prepared weights unless they are there.
@@ -1470,17 +1420,20 @@ Status Executable::Impl::prepareWeights() {
   Stopwatch watch;
   std::vector<Tensor> made;
   for (const ArgumentInfo &info : prepare->info.outputs) {
-    Expected<Tensor> tensor = Tensor::empty(info.dtype, info.shape);
+    Expected<Tensor> tensor =
+        Tensor::empty(info.dtype, info.shape, backend->device());
     if (!tensor)
       return tensor.takeStatus();
     made.push_back(std::move(*tensor));
   }
   // Not kept: its intermediates may be as large as the weights.
-  Call call;
-  call.state.program = &program;
-  if (Status status = computeShapes(*prepare, nullptr, call); !status)
+  Expected<std::unique_ptr<Call>> call = image->create();
+  if (!call)
+    return call.takeStatus();
+  (*call)->state.program = &program;
+  if (Status status = computeShapes(*prepare, nullptr, **call); !status)
     return status;
-  if (Status status = execute(*prepare, nullptr, made.data(), call); !status)
+  if (Status status = execute(*prepare, nullptr, made.data(), **call); !status)
     return status;
   for (size_t i = 0; i < made.size(); ++i) {
     weights[preparedWeights[i]].tensor = std::move(made[i]);
@@ -1491,51 +1444,63 @@ Status Executable::Impl::prepareWeights() {
   return Status::ok();
 }
 
+/// What a call needs before it can run, after checkInputs().
+Status Executable::Impl::prepareCall(const Function &function,
+                                     const Tensor *inputs, size_t numInputs,
+                                     const Tensor *outputs, size_t numOutputs,
+                                     Call &call) {
+  if (Status status = computeShapes(function, inputs, call); !status)
+    return status;
+  if (usesPrepared(function)) {
+    if (call.isCaptured() && !ready.load(std::memory_order_acquire))
+      return Status::invalidArgument(
+          "@" + function.info.name +
+          ": expected prepared weights before a stream is captured, got none; "
+          "run the function once before");
+    if (Status status = prepareWeights(); !status)
+      return status;
+  }
+  return checkOutputs(function, inputs, numInputs, outputs, numOutputs, call);
+}
+
 Status Executable::run(std::string_view name, const Tensor *inputs,
-                       size_t numInputs, Tensor *outputs, size_t numOutputs) {
+                       size_t numInputs, Tensor *outputs, size_t numOutputs,
+                       void *stream) {
   const Function *function = impl->find(name);
   if (!function)
     return impl->notFound(name);
   if (Status status = impl->checkInputs(*function, inputs, numInputs); !status)
     return status;
-  std::unique_ptr<Call> call = impl->acquire();
-  Status status = impl->computeShapes(*function, inputs, *call);
-  if (status && impl->usesPrepared(*function))
-    status = impl->prepareWeights();
-  if (status)
-    status = impl->checkOutputs(*function, inputs, numInputs, outputs,
-                                numOutputs, *call);
-  if (status)
-    status = impl->execute(*function, inputs, outputs, *call);
-  impl->release(std::move(call));
+  Expected<std::unique_ptr<Call>> call = impl->acquire(stream);
+  if (!call)
+    return call.takeStatus();
+  Status status = impl->prepareCall(*function, inputs, numInputs, outputs,
+                                    numOutputs, **call);
+  if (status) {
+    // A graph may be launched after the program is gone.
+    if ((*call)->isCaptured())
+      for (size_t i : function->weights)
+        (*call)->keep(impl->weights[i].tensor.storage());
+    status = impl->execute(*function, inputs, outputs, **call);
+  }
+  impl->image->release(std::move(*call));
   return status;
 }
 
 Status Executable::run(std::string_view name, const std::vector<Tensor> &inputs,
-                       std::vector<Tensor> &outputs) {
-  if (outputs.empty()) {
-    Expected<std::vector<std::vector<int64_t>>> shapes =
-        outputShapes(name, inputs);
-    if (!shapes)
-      return shapes.takeStatus();
-    const Function *function = impl->find(name);
-    std::vector<Tensor> made;
-    for (size_t i = 0; i < shapes->size(); ++i) {
-      Expected<Tensor> tensor =
-          Tensor::empty(function->info.outputs[i].dtype, (*shapes)[i]);
-      if (!tensor)
-        return tensor.takeStatus();
-      made.push_back(std::move(*tensor));
-    }
-    if (Status status =
-            run(name, inputs.data(), inputs.size(), made.data(), made.size());
-        !status)
-      return status;
-    outputs = std::move(made);
-    return Status::ok();
-  }
-  return run(name, inputs.data(), inputs.size(), outputs.data(),
-             outputs.size());
+                       std::vector<Tensor> &outputs, void *stream) {
+  if (!outputs.empty())
+    return run(name, inputs.data(), inputs.size(), outputs.data(),
+               outputs.size(), stream);
+  Expected<std::vector<Tensor>> made = makeOutputs(name, inputs);
+  if (!made)
+    return made.takeStatus();
+  if (Status status = run(name, inputs.data(), inputs.size(), made->data(),
+                          made->size(), stream);
+      !status)
+    return status;
+  outputs = std::move(*made);
+  return Status::ok();
 }
 
 Expected<std::vector<std::vector<int64_t>>>
@@ -1548,18 +1513,135 @@ Executable::outputShapes(std::string_view name,
           impl->checkInputs(*function, inputs.data(), inputs.size());
       !status)
     return status;
-  std::unique_ptr<Call> call = impl->acquire();
-  Status status = impl->computeShapes(*function, inputs.data(), *call);
+  Expected<std::unique_ptr<Call>> call = impl->acquire(nullptr);
+  if (!call)
+    return call.takeStatus();
+  Status status = impl->computeShapes(*function, inputs.data(), **call);
   std::vector<std::vector<int64_t>> shapes;
-  const int64_t *sizes = call->sizes.data();
+  const int64_t *sizes = (*call)->sizes.data();
   for (const ArgumentInfo &info : function->info.outputs) {
     shapes.emplace_back(sizes, sizes + info.shape.size());
     sizes += info.shape.size();
   }
-  impl->release(std::move(call));
+  impl->image->release(std::move(*call));
   if (!status)
     return status;
   return shapes;
+}
+
+Expected<std::vector<Tensor>>
+Executable::makeOutputs(std::string_view name,
+                        const std::vector<Tensor> &inputs) {
+  Expected<std::vector<std::vector<int64_t>>> shapes =
+      outputShapes(name, inputs);
+  if (!shapes)
+    return shapes.takeStatus();
+  const Function *function = impl->find(name);
+  std::vector<Tensor> made;
+  for (size_t i = 0; i < shapes->size(); ++i) {
+    Expected<Tensor> tensor = Tensor::empty(
+        function->info.outputs[i].dtype, (*shapes)[i], impl->backend->device());
+    if (!tensor)
+      return tensor.takeStatus();
+    made.push_back(std::move(*tensor));
+  }
+  return made;
+}
+
+//===----------------------------------------------------------------------===//
+// Captured runs
+//===----------------------------------------------------------------------===//
+
+struct CapturedRun::Impl {
+  std::shared_ptr<Executable> executable;
+  const Function *function = nullptr;
+  std::vector<Tensor> inputs, outputs;
+  std::unique_ptr<Call> call;
+  int repeats = 1;
+  /// Of Executable::Impl::changes, when the call was captured.
+  uint64_t changes = 0;
+  std::mutex mutex;
+
+  Status capture();
+};
+
+CapturedRun::CapturedRun() : impl(std::make_unique<Impl>()) {}
+CapturedRun::~CapturedRun() = default;
+
+Status CapturedRun::Impl::capture() {
+  Executable::Impl &program = *executable->impl;
+  uint64_t now = program.changes;
+  if (Status status =
+          program.prepareCall(*function, inputs.data(), inputs.size(),
+                              outputs.data(), outputs.size(), *call);
+      !status)
+    return status;
+  auto body = [&] {
+    Status status;
+    for (int i = 0; status && i < repeats; ++i)
+      status = program.execute(*function, inputs.data(), outputs.data(), *call);
+    return status;
+  };
+  if (Status status = call->capture(body); !status)
+    return status;
+  changes = now;
+  return Status::ok();
+}
+
+Status CapturedRun::launch(void *stream) {
+  std::lock_guard<std::mutex> lock(impl->mutex);
+  if (impl->changes != impl->executable->impl->changes)
+    if (Status status = impl->capture(); !status)
+      return status;
+  return impl->call->launch(stream);
+}
+
+Status CapturedRun::update() {
+  std::lock_guard<std::mutex> lock(impl->mutex);
+  return impl->capture();
+}
+
+size_t CapturedRun::numNodes() const { return impl->call->numNodes(); }
+uint64_t CapturedRun::instantiations() const {
+  return impl->call->instantiations();
+}
+const std::vector<Tensor> &CapturedRun::outputs() const {
+  return impl->outputs;
+}
+
+Expected<std::shared_ptr<CapturedRun>>
+Executable::capture(std::string_view name, const std::vector<Tensor> &inputs,
+                    const std::vector<Tensor> &outputs, int repeats) {
+  if (repeats < 1)
+    return Status::invalidArgument("expected at least 1 run to capture, got " +
+                                   std::to_string(repeats));
+  const Function *function = impl->find(name);
+  if (!function)
+    return impl->notFound(name);
+  if (Status status =
+          impl->checkInputs(*function, inputs.data(), inputs.size());
+      !status)
+    return status;
+  std::shared_ptr<CapturedRun> run(new CapturedRun);
+  run->impl->executable = shared_from_this();
+  run->impl->function = function;
+  run->impl->inputs = inputs;
+  run->impl->repeats = repeats;
+  run->impl->outputs = outputs;
+  if (outputs.empty()) {
+    Expected<std::vector<Tensor>> made = makeOutputs(name, inputs);
+    if (!made)
+      return made.takeStatus();
+    run->impl->outputs = std::move(*made);
+  }
+  Expected<std::unique_ptr<Call>> call = impl->image->create();
+  if (!call)
+    return call.takeStatus();
+  run->impl->call = std::move(*call);
+  run->impl->call->state.program = &impl->program;
+  if (Status status = run->impl->capture(); !status)
+    return status;
+  return run;
 }
 
 //===----------------------------------------------------------------------===//
@@ -1586,6 +1668,28 @@ Status Executable::setChunk(std::string_view name, int64_t chunk) {
   if (!site)
     return noSite(impl->program, impl->name, name);
   site->setChunk(chunk);
+  ++impl->changes;
+  return Status::ok();
+}
+
+Status Executable::setVariant(std::string_view name, std::string_view variant) {
+  scheduler::Site *site = impl->program.findChunk(name);
+  if (!site)
+    return noSite(impl->program, impl->name, name);
+  std::string known;
+  const std::vector<scheduler::Variant> &variants = site->info().variants;
+  int found = variant.empty() ? -1 : static_cast<int>(variants.size());
+  for (size_t i = 0; i < variants.size(); ++i) {
+    known += (known.empty() ? "" : ", ") + variants[i].name;
+    if (variants[i].name == variant)
+      found = static_cast<int>(i);
+  }
+  if (found == static_cast<int>(variants.size()))
+    return Status::notFound("site '" + std::string(name) +
+                            "': expected a variant of " + known + ", got '" +
+                            std::string(variant) + "'");
+  site->setVariant(found);
+  ++impl->changes;
   return Status::ok();
 }
 
@@ -1623,6 +1727,7 @@ Status Executable::setPolicy(std::string_view name, std::string_view spec) {
     }
   for (scheduler::Site *site : sites)
     site->setPolicy(*policy);
+  ++impl->changes;
   return Status::ok();
 }
 
@@ -1702,20 +1807,15 @@ const std::vector<PhaseTime> &Executable::compileTimes() const {
 const TrafficInfo &Executable::traffic() const { return impl->traffic; }
 
 std::pair<size_t, size_t> Executable::memoryUse() const {
-  std::lock_guard<std::mutex> lock(impl->mutex);
-  std::pair<size_t, size_t> total;
-  for (auto &call : impl->idle) {
-    total.first += call->state.arena.bytesReserved();
-    total.second += call->state.arena.systemAllocations();
-  }
-  return total;
+  return impl->image->memoryUse();
 }
 
 std::string Executable::explain() const {
   std::string text;
   llvm::raw_string_ostream os(text);
-  os << impl->name << ": compiled for " << impl->cpu << ", " << *impl->threads
-     << (*impl->threads == 1 ? " thread\n" : " threads\n") << "compile:";
+  os << impl->name << ": compiled for " << impl->backend->description() << ", "
+     << *impl->threads << (*impl->threads == 1 ? " thread\n" : " threads\n")
+     << "compile:";
   double total = 0;
   for (const PhaseTime &time : impl->times) {
     os << llvm::formatv(" {0} {1:f1} ms,", time.phase, time.milliseconds);
@@ -1727,6 +1827,7 @@ std::string Executable::explain() const {
       "kernels: {0}, moving {1:f1} MB and keeping {2:f1} MB from "
       "memory (a dynamic size counts as 1024)\n",
       traffic.kernels, traffic.bytes() * 1e-6, traffic.bytesKept * 1e-6);
+  os << impl->image->explain();
   if (impl->prepare) {
     std::lock_guard<std::mutex> lock(impl->prepareMutex);
     size_t count = impl->preparedWeights.size();

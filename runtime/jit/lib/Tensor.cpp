@@ -975,11 +975,6 @@ Status Tensor::copyFrom(const Tensor &Src) const {
     return Status::invalidArgument("shapes of a copy differ; expected " +
                                    listToString(Shape) + ", got " +
                                    listToString(Src.Shape));
-  for (const Tensor *Operand : {this, &Src})
-    if (Operand->Dev.kind != Device::CPU)
-      return Status::unsupported(
-          "cannot copy " + Src.describe() + " to " + describe() +
-          "; expected tensors on cpu, got " + Operand->Dev.name());
   if (numElements() == 0)
     return Status::ok();
   for (size_t I = 0; I != Shape.size(); ++I)
@@ -989,6 +984,8 @@ Status Tensor::copyFrom(const Tensor &Src) const {
           "; expected no stride of 0 along several elements, got one in "
           "dimension " +
           std::to_string(I));
+  if (Dev.kind != Device::CPU || Src.Dev.kind != Device::CPU)
+    return copyAcross(Src);
 
   if (overlaps(Src)) {
     if (Data == Src.Data && Type == Src.Type && Strides == Src.Strides)

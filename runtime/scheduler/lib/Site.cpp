@@ -56,6 +56,8 @@ Decision Site::decide(int64_t batch, int64_t length, int64_t units) {
   } else {
     decision = current->decide(query);
   }
+  if (requestedVariant >= 0)
+    decision.variant = requestedVariant;
   // Beyond the end of the sequence all chunks are one.
   auto effective = [](const Decision &d, int64_t length) {
     return std::min(d.chunk, std::max<int64_t>(length, 1));
@@ -93,6 +95,11 @@ std::shared_ptr<const Policy> Site::policy() const {
 void Site::setChunk(int64_t chunk) {
   std::lock_guard<std::mutex> lock(mutex);
   requested = chunk;
+}
+
+void Site::setVariant(int variant) {
+  std::lock_guard<std::mutex> lock(mutex);
+  requestedVariant = variant;
 }
 
 Site::Report Site::report() const {

@@ -9,6 +9,7 @@
 
 #include "mlir/Pass/Pass.h"
 #include <cstdint>
+#include <vector>
 
 namespace mlir {
 class ModuleOp;
@@ -27,6 +28,26 @@ inline constexpr llvm::StringLiteral kKernelModule = "kernels";
 /// Attribute of the module: names of its kernels, an array of strings in the
 /// order of the numbers that the host launches them by.
 inline constexpr llvm::StringLiteral kKernelsAttr = "corey.kernels";
+
+/// Kernels of a selective scan, by the numbers that the scheduler knows them
+/// by; `Rule` leaves the choice to a rule on the sizes of the call.
+enum class ScanVariant : int64_t { Rule, Warp, Split, SplitNarrow };
+
+/// What the scheduler knows of a kernel.
+struct ScanVariantInfo {
+  llvm::StringLiteral name;
+  /// Channels of a block, and tokens it works on together.
+  int64_t channels, tile;
+  /// Whether the chunks of a sequence can be blocks of their own. A chunk that
+  /// is shorter than the sequence takes the warp-autonomous kernel, whatever
+  /// the variant.
+  bool chunkable;
+};
+
+/// The kernels there are for a scan of known sizes, in the order of
+/// ScanVariant.
+std::vector<ScanVariantInfo> getScanVariants(int64_t channels, int64_t groups,
+                                             int64_t states);
 
 } // namespace corey
 

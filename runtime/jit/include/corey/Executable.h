@@ -26,7 +26,7 @@ class Executable;
 const char *getVersion();
 
 struct ContextOptions {
-  /// "cpu". Other devices are refused.
+  /// "cpu", "cuda" (the first one) or "cuda:<number>".
   std::string device = "cpu";
   /// Threads of the parallel loops of a call; 0 takes every processor.
   int threads = 0;
@@ -41,7 +41,8 @@ struct CompileOptions {
   /// Which ops become one kernel: "dp" by predicted time, "entropy",
   /// "arithmetic" or "static" by the published score, or "none".
   std::string fusion = "dp";
-  /// Width of a vector register in bits: 256 or 512; 0 takes the host's.
+  /// Width of a vector register in bits: 256 or 512; 0, the only choice on a
+  /// CUDA device, takes the host's.
   int vectorBits = 0;
   /// 2 runs the passes that lowered programs need; 0, 1 and 3 run LLVM's O0, O1
   /// and O3.
@@ -60,7 +61,9 @@ struct CompileOptions {
 /// A device and the compiler for it. Thread-safe: compile() takes turns.
 class Context {
 public:
-  /// Errors: InvalidArgument for an unknown device or a negative thread count.
+  /// Errors: InvalidArgument for an unknown device or a negative thread count,
+  /// NotFound without a CUDA driver or device, Unsupported for a device that no
+  /// kernels can be made for.
   static Expected<std::shared_ptr<Context>> create(ContextOptions options = {});
   ~Context();
 
@@ -175,9 +178,33 @@ struct PhaseTime {
   double milliseconds;
 };
 
+/// A run that was captured once, on a CUDA device, to be launched as a whole:
+/// it reads and writes the same tensors every time. Keeps them, and the
+/// program. Thread-safe; launches must follow one another on the device.
+class CapturedRun {
+public:
+  ~CapturedRun();
+  /// Puts the run on a stream, and captures it again first if a chunk, variant,
+  /// policy or weight has been set since. For null it runs on a stream of its
+  /// own, and is done on return.
+  Status launch(void *stream = nullptr);
+  /// Captures it again, for what the policies choose now.
+  Status update();
+  size_t numNodes() const;
+  /// How often the driver did not take an update in place, and once.
+  uint64_t instantiations() const;
+  const std::vector<Tensor> &outputs() const;
+
+private:
+  CapturedRun();
+  friend class Executable;
+  struct Impl;
+  std::unique_ptr<Impl> impl;
+};
+
 /// A compiled program. One compilation serves every batch and length. run() may
 /// be called from several threads at a time.
-class Executable {
+class Executable : public std::enable_shared_from_this<Executable> {
 public:
   ~Executable();
 
@@ -193,6 +220,8 @@ public:
   /// dtype and, up to axes of size 1, the declared shape.
   Status bindWeights(const SafeTensors &file,
                      const std::string *prefix = nullptr);
+  /// A tensor on the host is copied to the device of a program there; one on
+  /// the device is used where it lies, if it is contiguous and aligned.
   Status bindWeight(std::string_view symbol, const Tensor &tensor);
 
   /// Runs a function. `outputs` may be empty: contiguous tensors are made.
@@ -203,18 +232,39 @@ public:
   /// InvalidArgument. An input whose innermost stride is not 1 is copied first,
   /// and an output that is not contiguous after; other strides cost nothing.
   /// Calls of known shapes with given outputs allocate no memory.
+  ///
+  /// On a CUDA device kernels want rows at multiples of 16 bytes, or of the
+  /// largest power of two that divides the bytes of a row, and the first at one
+  /// of 16: other tensors are copied as well. `stream` is the CUstream that the
+  /// call's work is put on, 1 for the legacy default stream; run() does not
+  /// wait for it, so that errors of the device show where the caller does, and
+  /// the work can be captured into a graph. Null stands for a stream of the
+  /// program's own, which does not wait for others: inputs must be there, and
+  /// outputs are on return. On the CPU only null is accepted.
   Status run(std::string_view function, const std::vector<Tensor> &inputs,
-             std::vector<Tensor> &outputs);
+             std::vector<Tensor> &outputs, void *stream = nullptr);
   Status run(std::string_view function, const Tensor *inputs, size_t numInputs,
-             Tensor *outputs, size_t numOutputs);
+             Tensor *outputs, size_t numOutputs, void *stream = nullptr);
+  /// Captures a run, on a CUDA device; nothing of it runs yet. `outputs` may be
+  /// empty, as for run(). `repeats` has one launch run it so often. Statistics
+  /// are not gathered. Errors: those of run(), Unsupported on the CPU.
+  Expected<std::shared_ptr<CapturedRun>>
+  capture(std::string_view function, const std::vector<Tensor> &inputs,
+          const std::vector<Tensor> &outputs = {}, int repeats = 1);
   /// The shapes of the results for the given inputs, after all checks of them.
   Expected<std::vector<std::vector<int64_t>>>
   outputShapes(std::string_view function, const std::vector<Tensor> &inputs);
+  /// New tensors of those shapes, on the program's device.
+  Expected<std::vector<Tensor>> makeOutputs(std::string_view function,
+                                            const std::vector<Tensor> &inputs);
 
   /// Fixes the chunk of a site, in tokens; 0 gives it back to the policy.
   /// Errors: NotFound with the sites there are, InvalidArgument for a negative
   /// chunk.
   Status setChunk(std::string_view site, int64_t chunk);
+  /// Fixes the kernel of a site by name (see Context::variants()); empty gives
+  /// it back to the policy. Errors: NotFound with the kernels there are.
+  Status setVariant(std::string_view site, std::string_view variant);
   /// Gives a site, or every site if `site` is empty, to another policy. A
   /// policy that decides on statistics is refused if the program was compiled
   /// without gathering them at the site. Errors: NotFound, InvalidArgument.
@@ -234,6 +284,7 @@ public:
 private:
   Executable();
   friend class Context;
+  friend class CapturedRun;
   struct Impl;
   std::unique_ptr<Impl> impl;
 };

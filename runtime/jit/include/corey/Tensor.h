@@ -167,6 +167,10 @@ public:
   /// bytes overflows, and with `OutOfMemory` if there is no memory.
   static Expected<Tensor> empty(DType Type, std::vector<int64_t> Shape,
                                 bool ZeroInit = false);
+  /// As above, in the memory of \p Dev, aligned to at least 64 bytes. Fails
+  /// also as `Context::create` does for the device.
+  static Expected<Tensor> empty(DType Type, std::vector<int64_t> Shape,
+                                Device Dev, bool ZeroInit = false);
 
   /// Returns a tensor over the memory at \p Ptr, which is the address of the
   /// element whose indices are all zero, on \p Dev. Empty \p Strides stand for
@@ -251,17 +255,22 @@ public:
   /// \p NewType, as `copyFrom` converts them. Fails with `Unsupported` if the
   /// tensor is not in host memory, and with `OutOfMemory`.
   Expected<Tensor> to(DType NewType) const;
+  /// Returns a new contiguous tensor in the memory of \p NewDevice with these
+  /// elements, as `copyFrom` copies them.
+  Expected<Tensor> to(Device NewDevice) const;
 
   /// Copies the elements of \p Src, which has the same shape, any strides and
   /// any dtype, into this tensor's memory, as if \p Src were read entirely
   /// before the first write: the two may overlap. Equal dtypes copy bits.
   /// Others round once, to nearest even, to a floating-point type; truncate
   /// toward zero and saturate to an integer type, with NaN becoming 0; and
-  /// give whether the value is not zero for `Bool`. Fails with
-  /// `InvalidArgument` if the shapes differ or if this tensor has a stride of
-  /// 0 along more than one element, with `Unsupported` if either is not in
-  /// host memory, and with `OutOfMemory` if overlapping operands need a
-  /// temporary that cannot be allocated.
+  /// give whether the value is not zero for `Bool`. Where a tensor is on a CUDA
+  /// device, the copy comes after all work of the device and is done on return.
+  /// Fails with `InvalidArgument` if the shapes differ or if this tensor has a
+  /// stride of 0 along more than one element, with `Unsupported` if the dtypes
+  /// differ and either is not in host memory, with `OutOfMemory` if a temporary
+  /// is needed (for overlapping operands, or strides on two devices) that
+  /// cannot be allocated, and with `DeviceError`.
   Status copyFrom(const Tensor &Src) const;
 
   /// Returns the dtype, shape, strides and device for messages, such as
@@ -294,6 +303,8 @@ public:
   static Expected<Tensor> fromDLPack(DLManagedTensor *Managed);
 
 private:
+  Status copyAcross(const Tensor &Src) const;
+
   void *Data = nullptr;
   DType Type = DType::F32;
   Device Dev;

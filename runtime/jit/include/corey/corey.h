@@ -80,7 +80,7 @@ const char *corey_version(void);
 /* Of the last failed call on this thread; "" if there was none. */
 const char *corey_last_error(void);
 
-/* `device` is "cpu"; `threads` of 0 takes every processor. */
+/* `device` is "cpu", "cuda" or "cuda:<number>"; `threads` of 0 takes every processor. */
 corey_status corey_context_create(const char *device, int32_t threads,
                                   corey_context **context);
 void corey_context_destroy(corey_context *context);
@@ -100,8 +100,9 @@ void corey_executable_destroy(corey_executable *executable);
  * module's and may be null. */
 corey_status corey_bind_weights(corey_executable *executable, const char *path,
                                 const char *prefix);
-/* Binds one weight by symbol. The memory must stay while the executable runs.
- */
+/* Binds one weight by symbol. The memory must stay while the executable runs,
+ * unless it is the host's and the program runs on a CUDA device: then it is
+ * copied. */
 corey_status corey_bind_weight(corey_executable *executable, const char *symbol,
                                const corey_tensor *tensor);
 
@@ -137,16 +138,33 @@ corey_status corey_output_shapes(corey_executable *executable,
 corey_status corey_run(corey_executable *executable, const char *function,
                        const corey_tensor *inputs, size_t num_inputs,
                        const corey_tensor *outputs, size_t num_outputs);
+/* The same on a stream of the program's CUDA device, without waiting for it:
+ * `stream` is a CUstream, 1 for the legacy default stream, or null as in
+ * corey_run(). */
+corey_status corey_run_on_stream(corey_executable *executable,
+                                 const char *function,
+                                 const corey_tensor *inputs, size_t num_inputs,
+                                 const corey_tensor *outputs,
+                                 size_t num_outputs, void *stream);
 /* The same on DLPack tensors. Inputs stay the caller's; outputs are made and
  * become the caller's, to be released through their deleters. */
 corey_status corey_run_dlpack(corey_executable *executable,
                               const char *function,
                               DLManagedTensor *const *inputs, size_t num_inputs,
                               DLManagedTensor **outputs, size_t num_outputs);
+corey_status corey_run_dlpack_on_stream(corey_executable *executable,
+                                        const char *function,
+                                        DLManagedTensor *const *inputs,
+                                        size_t num_inputs,
+                                        DLManagedTensor **outputs,
+                                        size_t num_outputs, void *stream);
 
 /* Fixes the chunk of a site, in tokens; 0 gives it back to the policy. */
 corey_status corey_set_chunk(corey_executable *executable, const char *site,
                              int64_t chunk);
+/* Fixes the kernel of a site by name; "" gives it back to the policy. */
+corey_status corey_set_variant(corey_executable *executable, const char *site,
+                               const char *variant);
 /* Gives a site, or every site if `site` is null, to another policy. */
 corey_status corey_set_policy(corey_executable *executable, const char *site,
                               const char *policy);

@@ -50,6 +50,9 @@ public:
   std::shared_ptr<const Policy> policy() const;
   /// Fixes the chunk; 0 gives it back to the policy.
   void setChunk(int64_t chunk);
+  /// Fixes the kernel, an index into the variants; -1 gives it back to the
+  /// policy.
+  void setVariant(int variant);
 
   struct Report {
     /// The chunk that was fixed, or 0.
@@ -71,6 +74,7 @@ private:
   mutable std::mutex mutex;
   std::shared_ptr<const Policy> current;
   int64_t requested = 0;
+  int requestedVariant = -1;
   int64_t lastBatch = 0, lastLength = 0;
   Decision last;
   uint64_t decisions = 0, publications = 0, switches = 0;

@@ -1,0 +1,410 @@
+//===- CUDAExecutableTest.cpp - Programs on CUDA, on a fake driver --------===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "FakeCUDA.h"
+#include "corey/Device/CUDA.h"
+#include "corey/Executable.h"
+#include "gtest/gtest.h"
+#include <cstdlib>
+#include <filesystem>
+
+using namespace corey;
+using namespace corey::fake;
+namespace fs = std::filesystem;
+
+namespace {
+#define EXPECT_STATUS(Expression, Code, Message)                               \
+  do {                                                                         \
+    Status Result = (Expression);                                              \
+    EXPECT_EQ(Result.code(), StatusCode::Code);                                \
+    EXPECT_EQ(Result.message(), Message);                                      \
+  } while (false)
+#define ASSERT_OK(Expression)                                                  \
+  do {                                                                         \
+    Status Result = (Expression);                                              \
+    ASSERT_TRUE(Result.isOk()) << Result.toString();                           \
+  } while (false)
+
+template <class T> T take(Expected<T> value) {
+  if (!value) {
+    ADD_FAILURE() << value.status().toString();
+    std::abort();
+  }
+  return *std::move(value);
+}
+
+constexpr const char *kAdd = R"(
+func.func @main(%x: tensor<?x?x8xf32>, %v: tensor<?x?x8xf32>) -> tensor<?x?x8xf32> {
+  %y = ssm.add %x, %v : tensor<?x?x8xf32>, tensor<?x?x8xf32>
+  return %y : tensor<?x?x8xf32>
+}
+)";
+
+/// What the kernel of kAdd does. Tensors are an address and two strides in
+/// elements; the number of runs of four elements and the second size follow.
+void add(const Launch &launch) {
+  auto argument = [&](int i) {
+    return static_cast<int64_t>(launch.arguments[i]);
+  };
+  auto at = [&](int tensor, int64_t i, int64_t j) {
+    return reinterpret_cast<float *>(argument(3 * tensor)) +
+           i * argument(3 * tensor + 1) + j * argument(3 * tensor + 2);
+  };
+  int64_t rows = argument(9) * 4 / 8, length = argument(10);
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t k = 0; k < 8; ++k)
+      at(2, row / length, row % length)[k] =
+          at(0, row / length, row % length)[k] +
+          at(1, row / length, row % length)[k];
+}
+
+constexpr const char *kScan = R"(
+func.func @main(%u: tensor<?x?x64xf32>, %dt: tensor<?x?x64xf32>, %A: tensor<64x16xf32>,
+                %B: tensor<?x?x1x16xf32>, %C: tensor<?x?x1x16xf32>) -> tensor<?x?x64xf32> {
+  %y = ssm.selective_scan %u, %dt, %A, %B, %C {chunk = #ssm.chunk<runtime = @scan>}
+     : tensor<?x?x64xf32>, tensor<?x?x64xf32>, tensor<64x16xf32>,
+       tensor<?x?x1x16xf32>, tensor<?x?x1x16xf32> -> tensor<?x?x64xf32>
+  return %y : tensor<?x?x64xf32>
+}
+)";
+
+class CUDAExecutableTest : public testing::Test {
+protected:
+  void SetUp() override {
+    std::string name =
+        (fs::temp_directory_path() / "corey-cuda-XXXXXX").string();
+    ASSERT_TRUE(mkdtemp(name.data()));
+    folder = name;
+    setenv("COREY_CACHE_DIR", name.c_str(), 1);
+    setenv("COREY_CUDA_DRIVER", COREY_FAKE_CUDA, 1);
+    setenv("COREY_CUBLASLT", "off", 1);
+    corey_fake_register("pointwise", add);
+    takeLaunches();
+  }
+  void TearDown() override {
+    fs::remove_all(folder);
+    corey_fake_hold_events(0);
+  }
+
+  std::shared_ptr<Context> context(std::string device = "cuda") {
+    ContextOptions options;
+    options.device = std::move(device);
+    options.threads = 1;
+    return take(Context::create(options));
+  }
+  std::shared_ptr<Executable> compile(std::string_view source) {
+    CompileOptions options;
+    options.policy = "unsplit";
+    return take(context()->compile(source, options));
+  }
+  static Tensor numbers(std::vector<int64_t> shape, float scale = 1) {
+    Tensor tensor = take(Tensor::empty(DType::F32, std::move(shape)));
+    for (int64_t i = 0; i < tensor.numElements(); ++i)
+      tensor.dataAs<float>()[i] = scale * static_cast<float>(i % 101);
+    return tensor;
+  }
+  static Tensor upload(const Tensor &tensor, int index = 0) {
+    return take(tensor.to(Device::cuda(index)));
+  }
+  static std::vector<float> read(const Tensor &tensor) {
+    Tensor host = take(tensor.to(Device::cpu()));
+    return {host.dataAs<float>(), host.dataAs<float>() + host.numElements()};
+  }
+  static std::vector<Tensor> scanInputs(int64_t length) {
+    return {upload(numbers({1, length, 64})), upload(numbers({1, length, 64})),
+            upload(numbers({64, 16}, -1)), upload(numbers({1, length, 1, 16})),
+            upload(numbers({1, length, 1, 16}))};
+  }
+  static std::vector<std::string> launched() {
+    std::vector<std::string> names;
+    for (const Launch &launch : takeLaunches())
+      names.push_back(launch.kernel);
+    return names;
+  }
+  fs::path folder;
+};
+
+TEST_F(CUDAExecutableTest, ContextNeedsADevice) {
+  EXPECT_EQ(context("cuda:1")->getDevice(), Device::cuda(1));
+  EXPECT_EQ(context()->schedulerDevice().name, "cuda-sm_90");
+  EXPECT_EQ(context()->schedulerDevice().units, 132);
+  ContextOptions options;
+  options.device = "cuda:9";
+  EXPECT_FALSE(Context::create(options));
+}
+
+TEST_F(CUDAExecutableTest, TensorsMoveBetweenDevices) {
+  Tensor host = numbers({4, 6, 8});
+  Tensor strided = take(host.transpose(0, 1));
+  Tensor device = upload(strided);
+  EXPECT_EQ(device.device(), Device::cuda());
+  EXPECT_TRUE(device.isContiguous());
+  Tensor expected = take(strided.to(DType::F32));
+  std::vector<float> values(expected.dataAs<float>(),
+                            expected.dataAs<float>() + expected.numElements());
+  EXPECT_EQ(read(device), values);
+  // Back through a strided view, to a strided target, and to another device.
+  Tensor target = take(Tensor::empty(DType::F32, {4, 6, 8}, true));
+  ASSERT_OK(target.copyFrom(take(device.transpose(0, 1))));
+  EXPECT_EQ(read(target), read(host));
+  ASSERT_OK(take(target.transpose(0, 1)).copyFrom(device));
+  EXPECT_EQ(read(target), read(host));
+  EXPECT_EQ(read(upload(device, 1)), values);
+  EXPECT_EQ(read(take(Tensor::empty(DType::F32, {3}, Device::cuda(1), true))),
+            std::vector<float>(3, 0));
+}
+
+TEST_F(CUDAExecutableTest, RunsAndAllocatesNothingWhenWarm) {
+  std::shared_ptr<Executable> program = compile(kAdd);
+  Tensor x = numbers({2, 5, 8}), v = numbers({2, 5, 8}, 10);
+  std::vector<Tensor> inputs = {upload(x), upload(v)}, outputs;
+  ASSERT_OK(program->run("main", inputs, outputs));
+  ASSERT_EQ(outputs.size(), 1u);
+  EXPECT_EQ(outputs[0].device(), Device::cuda());
+  std::vector<float> y = read(outputs[0]);
+  for (size_t i = 0; i < y.size(); ++i)
+    ASSERT_EQ(y[i], x.dataAs<float>()[i] + v.dataAs<float>()[i]) << i;
+  EXPECT_EQ(launched(), std::vector<std::string>{"pointwise"});
+
+  auto counts = [&](void *stream) {
+    corey_fake_reset_calls();
+    ASSERT_OK(
+        program->run("main", inputs.data(), 2, outputs.data(), 1, stream));
+    for (const char *name :
+         {"cuMemAlloc", "cuMemHostAlloc", "cuMemFree", "cuModuleLoadData",
+          "cuCtxSynchronize", "cuEventSynchronize", "cuStreamCreate",
+          "cuEventCreate", "cuModuleGetFunction"})
+      EXPECT_EQ(corey_fake_calls(name), 0u) << name;
+    EXPECT_EQ(corey_fake_calls("cuLaunchKernel"), 1u);
+    EXPECT_EQ(corey_fake_calls("cuStreamSynchronize"), stream ? 0u : 1u);
+  };
+  counts(nullptr);
+  auto *legacy = reinterpret_cast<void *>(uintptr_t(1));
+  ASSERT_OK(program->run("main", inputs, outputs, legacy));
+  counts(legacy);
+  cuda::Stream stream = take(cuda::Stream::create(take(cuda::Device::get(0))));
+  ASSERT_OK(program->run("main", inputs, outputs, stream.handle()));
+  counts(stream.handle());
+  // A stream whose work is not done does not lend its memory to another.
+  corey_fake_hold_events(1);
+  ASSERT_OK(program->run("main", inputs, outputs, stream.handle()));
+  ASSERT_OK(program->run("main", inputs, outputs, legacy));
+  ASSERT_OK(program->run("main", inputs, outputs));
+  cuda::Stream other = take(cuda::Stream::create(take(cuda::Device::get(1))));
+  EXPECT_STATUS(program->run("main", inputs, outputs, other.handle()),
+                InvalidArgument,
+                "expected a stream of the primary context of CUDA device 0, "
+                "got one of another context");
+}
+
+TEST_F(CUDAExecutableTest, RefusesTensorsOfOtherDevices) {
+  std::shared_ptr<Executable> program = compile(kAdd);
+  Tensor x = numbers({1, 2, 8}), here = upload(x);
+  std::vector<Tensor> outputs;
+  EXPECT_STATUS(program->run("main", {here, x}, outputs), InvalidArgument,
+                "input 'v': expected device cuda:0, got cpu");
+  EXPECT_STATUS(program->run("main", {upload(x, 1), here}, outputs),
+                InvalidArgument,
+                "input 'x': expected device cuda:0, got cuda:1");
+  outputs = {numbers({1, 2, 8})};
+  EXPECT_STATUS(program->run("main", {here, here}, outputs), InvalidArgument,
+                "output 'y': expected device cuda:0, got cpu");
+  CompileOptions options;
+  options.vectorBits = 256;
+  EXPECT_STATUS(context()->compile(kAdd, options).status(), InvalidArgument,
+                "expected vectorBits to be 0 on cuda:0, got 256");
+  std::shared_ptr<Executable> host = take(context("cpu")->compile(kAdd));
+  outputs.clear();
+  EXPECT_STATUS(host->run("main", {x, x}, outputs,
+                          reinterpret_cast<void *>(uintptr_t(1))),
+                InvalidArgument, "expected no stream on cpu, got one");
+  EXPECT_EQ(host->capture("main", {x, x}).status().code(),
+            StatusCode::Unsupported);
+}
+
+TEST_F(CUDAExecutableTest, StagesWhatKernelsCannotRead) {
+  std::shared_ptr<Executable> program = compile(kAdd);
+  // Rows at 9 elements, a base at 4 bytes, and axes that are exchanged.
+  Tensor wide = numbers({3, 4, 9}), deep = numbers({3, 8, 4});
+  Tensor x = take(upload(wide).slice(2, 1, 9));
+  Tensor v = take(upload(deep).transpose(1, 2));
+  Tensor room = take(Tensor::empty(DType::F32, {3, 4, 9}, Device::cuda()));
+  std::vector<Tensor> outputs = {take(room.slice(2, 0, 8))};
+  ASSERT_OK(program->run("main", {x, v}, outputs));
+  std::vector<float> y = read(outputs[0]);
+  Tensor hostX = take(take(wide.slice(2, 1, 9)).to(DType::F32)),
+         hostV = take(take(deep.transpose(1, 2)).to(DType::F32));
+  for (size_t i = 0; i < y.size(); ++i)
+    ASSERT_EQ(y[i], hostX.dataAs<float>()[i] + hostV.dataAs<float>()[i]) << i;
+  for (uint64_t address : {takeLaunches().at(0).arguments[0]})
+    EXPECT_EQ(address % 16, 0u);
+  // Rows at a multiple of their largest power of two are read where they lie.
+  Tensor padded = take(upload(numbers({3, 4, 12})).slice(2, 0, 8));
+  outputs.clear();
+  ASSERT_OK(program->run("main", {padded, padded}, outputs));
+  EXPECT_EQ(takeLaunches().at(0).arguments[0],
+            reinterpret_cast<uintptr_t>(padded.data()));
+}
+
+TEST_F(CUDAExecutableTest, ScansTakeVariantsAndChunks) {
+  scheduler::Problem problem;
+  problem.channels = 2048;
+  problem.states = 16;
+  std::vector<std::string> names;
+  std::vector<int64_t> channels, tiles;
+  for (const scheduler::Variant &variant : context()->variants(problem)) {
+    names.push_back(variant.name);
+    channels.push_back(variant.itemChannels);
+    tiles.push_back(variant.tile);
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"rule", "warp", "split",
+                                             "split-narrow"}));
+  EXPECT_EQ(channels, (std::vector<int64_t>{64, 64, 16, 8}));
+  EXPECT_EQ(tiles, (std::vector<int64_t>{8, 8, 64, 64}));
+
+  std::shared_ptr<Executable> program = compile(kScan);
+  std::vector<Tensor> inputs = scanInputs(256), outputs;
+  ASSERT_OK(program->run("main", inputs, outputs));
+  EXPECT_EQ(launched().size(), 1u);
+  ASSERT_OK(program->setVariant("scan", "warp"));
+  ASSERT_OK(program->run("main", inputs, outputs));
+  EXPECT_EQ(launched(), std::vector<std::string>{"selective_scan_warp"});
+  EXPECT_EQ(program->chunks()[0].variant, "warp");
+  ASSERT_OK(program->setChunk("scan", 64));
+  ASSERT_OK(program->run("main", inputs, outputs));
+  EXPECT_EQ(launched().size(), 3u);
+  EXPECT_STATUS(program->setVariant("scan", "wide"), NotFound,
+                "site 'scan': expected a variant of rule, warp, split, "
+                "split-narrow, got 'wide'");
+  std::string text = program->explain();
+  EXPECT_NE(text.find("compiled for sm_90a on cuda:0 (Fake H200 #0, 132 "
+                      "multiprocessors)"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("kernel selective_scan_warp: 40 registers, 1024 bytes "
+                      "of shared memory, 16 bytes spilled by a thread"),
+            std::string::npos)
+      << text;
+}
+
+TEST_F(CUDAExecutableTest, CapturedRunsFollowChunks) {
+  std::shared_ptr<Executable> program = compile(kScan);
+  ASSERT_OK(program->setVariant("scan", "warp"));
+  std::vector<Tensor> inputs = scanInputs(256);
+  std::shared_ptr<CapturedRun> run = take(program->capture("main", inputs));
+  EXPECT_TRUE(launched().empty());
+  EXPECT_EQ(run->numNodes(), 1u);
+  EXPECT_EQ(run->instantiations(), 1u);
+  ASSERT_OK(run->launch());
+  EXPECT_EQ(launched(), std::vector<std::string>{"selective_scan_warp"});
+  ASSERT_OK(program->setChunk("scan", 64));
+  ASSERT_OK(run->launch());
+  EXPECT_EQ(launched().size(), 3u);
+  // The driver does not take more nodes in place, but another number.
+  uint64_t before = run->instantiations();
+  ASSERT_OK(program->setChunk("scan", 32));
+  cuda::Stream stream = take(cuda::Stream::create(take(cuda::Device::get(0))));
+  corey_fake_reset_calls();
+  ASSERT_OK(run->launch(stream.handle()));
+  EXPECT_EQ(corey_fake_calls("cuStreamSynchronize"), 0u);
+  EXPECT_EQ(launched().size(), 3u);
+  EXPECT_EQ(run->instantiations(), before);
+  corey_fake_reset_calls();
+  ASSERT_OK(run->launch(stream.handle()));
+  EXPECT_EQ(corey_fake_calls("cuStreamBeginCapture"), 0u);
+  // It keeps the program.
+  program.reset();
+  takeLaunches();
+  ASSERT_OK(run->launch());
+  EXPECT_EQ(launched().size(), 3u);
+}
+
+TEST_F(CUDAExecutableTest, CallersCaptureRuns) {
+  std::shared_ptr<cuda::Device> device = take(cuda::Device::get(0));
+  cuda::Stream stream = take(cuda::Stream::create(device));
+  std::shared_ptr<Executable> program = compile(kScan);
+  ASSERT_OK(program->setChunk("scan", 64));
+  std::vector<Tensor> inputs = scanInputs(256);
+  std::vector<Tensor> outputs = take(program->makeOutputs("main", inputs));
+  {
+    cuda::Graph graph = take(cuda::Graph::capture(device, stream.handle(), [&] {
+      return program->run("main", inputs, outputs, stream.handle());
+    }));
+    EXPECT_TRUE(launched().empty());
+    ASSERT_OK(graph.launch(stream.handle()));
+    EXPECT_EQ(launched().size(), 3u);
+    // The memory that the graph uses is nobody else's.
+    EXPECT_EQ(program->memoryUse().first, 0u);
+    ASSERT_OK(program->run("main", inputs, outputs));
+    EXPECT_GT(program->memoryUse().first, 0u);
+    launched();
+    program.reset();
+    ASSERT_OK(graph.launch(stream.handle()));
+    EXPECT_EQ(launched().size(), 3u);
+  }
+}
+
+TEST_F(CUDAExecutableTest, WeightsGoToTheDeviceOnce) {
+  std::shared_ptr<Executable> program = compile(R"(
+ssm.weight @w "w" : tensor<2x4x8xf32>
+func.func @main(%x: tensor<2x4x8xf32>) -> tensor<2x4x8xf32> {
+  %w = ssm.get_weight @w : tensor<2x4x8xf32>
+  %y = ssm.add %x, %w : tensor<2x4x8xf32>, tensor<2x4x8xf32>
+  return %y : tensor<2x4x8xf32>
+}
+)");
+  // Where sizes are known, the kernel takes other arguments than add().
+  corey_fake_register("pointwise", [](const Launch &) {});
+  Tensor w = numbers({2, 4, 8}, 3);
+  ASSERT_OK(program->bindWeight("w", w));
+  std::vector<Tensor> inputs = {upload(numbers({2, 4, 8}))}, outputs;
+  ASSERT_OK(program->run("main", inputs, outputs));
+  uint64_t address = takeLaunches().at(0).arguments.at(3);
+  EXPECT_EQ(cuda::Device::ordinalOf(reinterpret_cast<void *>(address)), 0);
+  corey_fake_reset_calls();
+  ASSERT_OK(program->run("main", inputs, outputs));
+  EXPECT_EQ(corey_fake_calls("cuMemcpyHtoDAsync"), 0u);
+  EXPECT_EQ(takeLaunches().at(0).arguments.at(3), address);
+  // A tensor on the device is used where it lies, one elsewhere refused.
+  Tensor here = upload(w);
+  ASSERT_OK(program->bindWeight("w", here));
+  ASSERT_OK(program->run("main", inputs, outputs));
+  EXPECT_EQ(takeLaunches().at(0).arguments.at(3),
+            reinterpret_cast<uintptr_t>(here.data()));
+  EXPECT_STATUS(program->bindWeight("w", upload(w, 1)), InvalidArgument,
+                "weight 'w' (bound by name): expected device cuda:0 or cpu, "
+                "got cuda:1");
+}
+
+TEST_F(CUDAExecutableTest, PreparesWeightsOnTheDevice) {
+  std::shared_ptr<Executable> program = compile(R"(
+ssm.weight @w "w" : tensor<2x4x8xf32>
+func.func @main(%x: tensor<2x4x8xf32>) -> tensor<2x4x8xf32> {
+  %w = ssm.get_weight @w : tensor<2x4x8xf32>
+  %e = ssm.exp %w : tensor<2x4x8xf32>
+  %y = ssm.add %x, %e : tensor<2x4x8xf32>, tensor<2x4x8xf32>
+  return %y : tensor<2x4x8xf32>
+}
+)");
+  corey_fake_register("pointwise", [](const Launch &) {});
+  ASSERT_OK(program->bindWeight("w", numbers({2, 4, 8})));
+  std::vector<Tensor> inputs = {upload(numbers({2, 4, 8}))};
+  std::vector<Tensor> outputs = take(program->makeOutputs("main", inputs));
+  std::shared_ptr<cuda::Device> device = take(cuda::Device::get(0));
+  cuda::Stream stream = take(cuda::Stream::create(device));
+  auto run = [&] {
+    return program->run("main", inputs, outputs, stream.handle());
+  };
+  EXPECT_STATUS(cuda::Graph::capture(device, stream.handle(), run).status(),
+                InvalidArgument,
+                "@main: expected prepared weights before a stream is captured, "
+                "got none; run the function once before");
+  ASSERT_OK(run());
+  EXPECT_EQ(launched().size(), 2u);
+  ASSERT_OK(run());
+  EXPECT_EQ(launched().size(), 1u);
+}
+} // namespace
