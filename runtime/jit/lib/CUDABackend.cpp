@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <mutex>
 #include <numeric>
+#include <thread>
 
 using namespace corey;
 
@@ -104,6 +105,9 @@ public:
     kept.push_back(std::move(owner));
   }
   Status capture(llvm::function_ref<Status()> body) override {
+    // Nothing may be loaded while a stream is captured.
+    if (Status status = program->loadAll(); !status)
+      return status;
     cuda.arena.keepBlocks();
     cuda.capturing = true;
     Status status = Status::ok();
@@ -309,7 +313,7 @@ public:
   std::string explain() const override {
     std::string text;
     llvm::raw_string_ostream os(text);
-    for (const cuda::Function *kernel : program->kernels) {
+    for (const cuda::Function *kernel : program->loaded()) {
       const cuda::FunctionAttributes &a = kernel->attributes();
       os << "kernel " << kernel->name() << ": " << a.registers << " registers, "
          << a.sharedBytes << " bytes of shared memory, " << a.localBytes
@@ -417,17 +421,16 @@ public:
   takeImage(mlir::ModuleOp module, const CompileOptions &options,
             llvm::function_ref<void(const char *)> lap) const override {
     llvm::Expected<DeviceImage> image =
-        takeDeviceImage(module, static_cast<unsigned>(options.optLevel));
+        takeDeviceImage(module, static_cast<unsigned>(options.optLevel),
+                        std::thread::hardware_concurrency());
     if (!image)
       return Status::compileError(llvm::toString(image.takeError()));
     lap("ptx");
-    Expected<cuda::Program> program =
-        cuda::Program::load(*gpu, image->ptx, image->kernels);
-    if (!program)
-      return program.takeStatus();
-    lap("driver");
-    return std::unique_ptr<Image>(std::make_unique<CUDAImage>(
-        gpu, std::make_shared<const cuda::Program>(std::move(*program))));
+    auto program = std::make_shared<cuda::Program>(gpu);
+    for (DeviceImage::Kernel &kernel : image->kernels)
+      program->add(std::move(kernel.name), std::move(kernel.ptx));
+    return std::unique_ptr<Image>(
+        std::make_unique<CUDAImage>(gpu, std::move(program)));
   }
 
   Expected<Tensor> place(const Tensor &tensor) const override {

@@ -898,13 +898,13 @@ Expected<std::string> Context::emit(std::string_view source,
   llvm::raw_string_ostream os(text);
   if (onGPU && it->second == Phase::LLVM && phase != "llvm") {
     DiagnosticCollector diagnostics(&impl->mlir);
-    auto image = takeDeviceImage(op, options.optLevel);
-    if (!image) {
-      std::string message = llvm::toString(image.takeError());
+    auto ptx = takePTX(op, options.optLevel);
+    if (!ptx) {
+      std::string message = llvm::toString(ptx.takeError());
       return diagnostics.status(message.c_str());
     }
     if (phase == "ptx")
-      return image->ptx;
+      return *ptx;
   }
   if (!llvm::StringRef(phase.data(), phase.size()).starts_with("llvmir")) {
     op.print(os);
