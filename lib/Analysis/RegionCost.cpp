@@ -89,12 +89,14 @@ RegionCost corey::regionCost(ArrayRef<Operation *> ops, int64_t dynamicDim) {
   llvm::SmallPtrSet<Operation *, 8> inside(ops.begin(), ops.end());
   llvm::SmallPtrSet<Value, 16> read;
   for (Operation *op : ops) {
-    if (auto fusable = dyn_cast<FusableOpInterface>(op)) {
-      OpCost own = fusable.getCost(dynamicDim);
-      cost.fma += static_cast<double>(own.fma);
-      cost.transcendental += static_cast<double>(own.transcendental);
-      cost.matrix += static_cast<double>(own.matrix);
-    }
+    // Sizes, and what is bound to them, move nothing.
+    auto fusable = dyn_cast<FusableOpInterface>(op);
+    if (!fusable)
+      continue;
+    OpCost own = fusable.getCost(dynamicDim);
+    cost.fma += static_cast<double>(own.fma);
+    cost.transcendental += static_cast<double>(own.transcendental);
+    cost.matrix += static_cast<double>(own.matrix);
     double registers = 0, shared = 0;
     estimateFootprint(op, registers, shared);
     cost.registers += registers;

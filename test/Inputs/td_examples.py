@@ -1,14 +1,25 @@
-"""Turns the examples in ODS descriptions into one module.
+"""Checks the examples in ODS descriptions.
 
-Reads the JSON dump of llvm-tblgen from standard input and writes a function for
+Reads the JSON dump of llvm-tblgen from standard input.
+
+Of ops and attributes it makes one module, on standard output: a function for
 every ```mlir block, the values it uses but does not define being arguments of
 the types that the example gives them. Attributes give their examples inline, as
 `#ssm...`; they become attributes of a function. Fails where an op or an
 attribute has no example.
+
+Of passes, with `--passes <empty folder>`, it runs each example: between two
+```mlir blocks stands "becomes", or "becomes, with `<options>`", and corey-opt must
+make the second of the first. A ```json block between them is written to the file
+that the options name. Fails, with the difference, where what comes out is
+something else, or where a pass on ssm ops has no example.
 """
 
+import difflib
 import json
+import os
 import re
+import subprocess
 import sys
 
 OPENING, CLOSING = "([{<", ")]}>"
@@ -92,7 +103,69 @@ def dedent(text):
     return "\n".join(l[margin:] for l in lines).strip()
 
 
+def opt(folder, name, *arguments):
+    """The module in a file after corey-opt, as lines."""
+    command = ["corey-opt", name, *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode or done.stderr:
+        sys.exit(f"{' '.join(command)}:\n{done.stderr}")
+    # Pages give numbers to four digits.
+    number = r"(?<![\w.])-?\d+\.\d+(e[-+]\d+)?"
+    return [
+        re.sub(number, lambda n: f"{float(n[0]):.4g}", line)
+        for line in done.stdout.splitlines()
+    ]
+
+
+def check_passes(records, folder):
+    wrong, missing = 0, []
+    for record in sorted(records["!instanceof"]["PassBase"]):
+        name = records[record]["argument"]
+        # Prose and blocks take turns.
+        parts = re.split(r"```(\w*)\n(.*?)```", records[record]["description"] or "", flags=re.S)
+        before, prose, shown = None, "", 0
+        for i in range(0, len(parts) - 1, 3):
+            prose += parts[i]
+            language, block = parts[i + 1], dedent(parts[i + 2])
+            made = re.search(r"becomes(?:, with `([^`]*)`[^`]*)?,?\s*$", prose.rstrip())
+            options = made and made[1] or ""
+            if language == "json":
+                with open(os.path.join(folder, re.search(r"\w+\.json", options)[0]), "w") as file:
+                    file.write(block)
+                continue
+            if language != "mlir":
+                sys.exit(f"{name}: expected a block of mlir or json, got '{language}'")
+            if bool(made) != bool(before):
+                sys.exit(f"{name}: expected two mlir blocks with 'becomes' between, got one")
+            file = f"{name}.{shown}.{'after' if made else 'before'}.mlir"
+            with open(os.path.join(folder, file), "w") as out:
+                out.write(block + "\n")
+            prose = ""
+            if not made:
+                before = file
+                continue
+            expected = opt(folder, file)
+            got = opt(folder, before, f"--{name}={options}")
+            example = f"{name} {options}".strip()
+            if opt(folder, before) == expected:
+                sys.exit(f"{example}: expected an example of a change, got none")
+            difference = list(difflib.unified_diff(expected, got, file, example, lineterm=""))
+            print(f"{'FAIL' if difference else 'PASS'} {example}", *difference, sep="\n")
+            wrong += bool(difference)
+            before, shown = None, shown + 1
+        if before:
+            sys.exit(f"{name}: expected two mlir blocks with 'becomes' between, got one")
+        if not shown and "ssm" in name:
+            missing.append(name)
+    if missing:
+        sys.exit("expected an example of every pass on ssm ops, got none of " + ", ".join(missing))
+    sys.exit(wrong and f"{wrong} wrong")
+
+
 records = json.load(sys.stdin)
+if sys.argv[1:2] == ["--passes"]:
+    check_passes(records, sys.argv[2])
+
 examples, terminators, missing = {}, set(), []
 for record in sorted(records["!instanceof"]["Op"]):
     op = records[record]

@@ -1249,6 +1249,51 @@ func.func @main(%u: tensor<?x?x8xf32>, %A: tensor<8x4xf32>, %B: tensor<?x?x1x4xf
       "exported program, got 'entropy'");
 }
 
+TEST(Policies, WhatIsObservedStaysFused) {
+  // The input of the scan is an argument of its region, or made in it.
+  for (const char *input : {"%x", "%silu"}) {
+    SCOPED_TRACE(input);
+    std::string source = R"(
+func.func @main(%x: tensor<?x?x8xf32>, %delta: tensor<?x?x8xf32>, %A: tensor<8x4xf32>, %B: tensor<?x?x1x4xf32>)
+    -> tensor<?x?x8xf32> {
+  %silu = ssm.silu %x : tensor<?x?x8xf32>
+  %dt = ssm.softplus %delta : tensor<?x?x8xf32>
+  %y = ssm.selective_scan INPUT, %dt, %A, %B, %B {chunk = #ssm.chunk<runtime = @scan>} : tensor<?x?x8xf32>,
+      tensor<?x?x8xf32>, tensor<8x4xf32>, tensor<?x?x1x4xf32>, tensor<?x?x1x4xf32> -> tensor<?x?x8xf32>
+  %z = ssm.mul %y, %silu : tensor<?x?x8xf32>, tensor<?x?x8xf32>
+  return %z : tensor<?x?x8xf32>
+}
+)";
+    source.replace(source.find("INPUT"), 5, input);
+    CompileOptions options;
+    options.policy = "unsplit";
+    std::shared_ptr<Executable> plain = compile(source, options);
+    options.policy = "entropy";
+    std::shared_ptr<Executable> observed = compile(source, options);
+    EXPECT_EQ(plain->traffic().kernels, 1);
+    bool isArgument = input == std::string("%x");
+    EXPECT_EQ(observed->traffic().kernels, isArgument ? 1 : 2);
+    // One value of 1024 x 1024 x 8 is written and read in addition.
+    double value = 4.0 * 8 * 1024 * 1024;
+    EXPECT_EQ(observed->traffic().bytes() - plain->traffic().bytes(),
+              isArgument ? 0 : 2 * value);
+    std::vector<Tensor> all = scanInputs(2, 70), expected, outputs;
+    std::vector<Tensor> inputs = {all[0], all[1], all[2], all[3]};
+    ASSERT_OK(plain->run("main", inputs, expected));
+    ASSERT_OK(observed->run("main", inputs, outputs));
+    std::vector<double> got = valuesOf(outputs[0]),
+                        wanted = valuesOf(expected[0]);
+    for (size_t i = 0; i < wanted.size(); ++i)
+      ASSERT_NEAR(got[i], wanted[i], 1e-5 * (1 + std::abs(wanted[i])));
+    ObservationInfo seen = observed->observations().at(0);
+    EXPECT_EQ(seen.count, 2u * 70 * 8);
+    double sum = 0;
+    for (double x : valuesOf(inputs[0]))
+      sum += isArgument ? x : x / (1 + std::exp(-x));
+    EXPECT_NEAR(seen.mean, sum / (2 * 70 * 8), 1e-6);
+  }
+}
+
 TEST(Policies, LayersAreSkipped) {
   std::string source = ScanSource;
   source.replace(source.find("layer0"), 6, "layer3");

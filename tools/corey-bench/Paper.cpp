@@ -1381,7 +1381,7 @@ static Expected<Table> measuredTable(llvm::StringRef id, Context &context) {
   if (id == "11m") {
     for (bool mamba2 : {false, true})
       if (Status status = add(mamba2 ? "mamba2" : "mamba1",
-                              makeBlock(mamba2, 2048, DType::F32));
+                              *makeBlock(mamba2, 2048, DType::F32));
           !status)
         return status;
     return table;

@@ -171,18 +171,36 @@ Workload corey::makeSSD(const WorkloadOptions &options) {
   return w;
 }
 
-Workload corey::makeBlock(bool mamba2, int64_t length, DType dtype) {
+Expected<Workload>
+corey::makeBlock(bool mamba2, int64_t length, DType dtype,
+                 const std::map<std::string, Tensor> &given) {
   Workload w;
   std::string element = elementName(dtype), arguments;
+  std::map<std::string, std::string> types;
+  Status status;
   uint64_t seed = 1;
   auto type = [&](const std::vector<int64_t> &shape, const std::string &of) {
     return tensorType(shape, 0, of.c_str());
   };
   auto input = [&](const std::string &name, const std::vector<int64_t> &shape,
                    DType of, double mean, double deviation) {
-    arguments += (arguments.empty() ? "%" : ", %") + name + ": " +
-                 type(shape, elementName(of));
-    w.inputs.push_back(*randomTensor(of, shape, seed++, mean, deviation));
+    Expected<Tensor> tensor = randomTensor(of, shape, seed++, mean, deviation);
+    if (auto it = given.find(name); it != given.end()) {
+      tensor = it->second;
+      if (squeezeShape(tensor->shape()) != squeezeShape(shape))
+        status = Status::invalidArgument(
+            "'" + name + "': expected " + tensorType(shape, 0, "f32") +
+            " up to its element type, got " + tensor->describe());
+      else
+        tensor = tensor->reshape(shape);
+    }
+    if (!tensor) {
+      status = tensor.takeStatus();
+      return;
+    }
+    types[name] = type(shape, elementName(tensor->dtype()));
+    arguments += (arguments.empty() ? "%" : ", %") + name + ": " + types[name];
+    w.inputs.push_back(*tensor);
   };
   auto act = [&](int64_t channels) {
     return type({1, length, channels}, element);
@@ -212,7 +230,7 @@ Workload corey::makeBlock(bool mamba2, int64_t length, DType dtype) {
   auto project = [&](const std::string &x, const std::string &weight,
                      int64_t from, int64_t to) {
     return "ssm.projection %" + x + ", %" + weight + " : " + act(from) + ", " +
-           type({to, from}, "f32") + " -> " + act(to) + "\n";
+           types[weight] + " -> " + act(to) + "\n";
   };
   constexpr int64_t hidden = 256, inner = 512;
   std::string body;
@@ -224,7 +242,7 @@ Workload corey::makeBlock(bool mamba2, int64_t length, DType dtype) {
   if (!mamba2) {
     constexpr int64_t states = 16, rank = 16;
     input("in_proj", {2 * inner, hidden}, DType::F32, 0, 0.06);
-    input("taps", {inner, 4}, DType::F32, 0, 0.5);
+    input("conv_weight", {inner, 4}, DType::F32, 0, 0.5);
     input("conv_bias", {inner}, DType::F32, 0, 0.1);
     input("x_proj", {rank + 2 * states, inner}, DType::F32, 0, 0.05);
     input("dt_proj", {inner, rank}, DType::F32, 0, 0.2);
@@ -235,40 +253,40 @@ Workload corey::makeBlock(bool mamba2, int64_t length, DType dtype) {
     std::string rates = type({inner, states}, "f32");
     std::string bc = type({1, length, 1, states}, element);
     int64_t low = rank + 2 * states;
-    body += "%both = " + project("h", "in_proj", hidden, 2 * inner) +
-            "%xi = " + slice("both", 2 * inner, 0, inner) +
-            "%z = " + slice("both", 2 * inner, inner, inner) +
-            "%conv = ssm.causal_conv %xi, %taps bias(%conv_bias : " + vec +
-            ") : " + act(inner) + ", " + type({inner, 4}, "f32") + " -> " +
-            act(inner) + "\n%u = " + unary("silu", "conv", act(inner)) +
-            "%sel = " + project("u", "x_proj", inner, low) +
-            "%lowdt = " + slice("sel", low, 0, rank) +
-            "%B3 = " + slice("sel", low, rank, states) +
-            "%C3 = " + slice("sel", low, rank + states, states) +
-            "%B = " + expand("B3", states, 1, states) +
-            "%C = " + expand("C3", states, 1, states) +
-            "%delta = " + project("lowdt", "dt_proj", rank, inner) +
-            "%shifted = " + binary("add", "delta", "dt_bias", act(inner), vec) +
-            "%dt = " + unary("softplus", "shifted", act(inner)) +
-            "%A_exp = " + unary("exp", "A_log", rates) +
-            "%A = " + unary("neg", "A_exp", rates) +
-            "%y = ssm.selective_scan %u, %dt, %A, %B, %C : " + act(inner) +
-            ", " + act(inner) + ", " + rates + ", " + bc + ", " + bc + " -> " +
-            act(inner) +
-            "\n%skip = " + binary("mul", "u", "D", act(inner), vec) +
-            "%sum = " + binary("add", "y", "skip", act(inner), act(inner)) +
-            "%gate = " + unary("silu", "z", act(inner)) +
-            "%gated = " + binary("mul", "sum", "gate", act(inner), act(inner));
+    body +=
+        "%both = " + project("h", "in_proj", hidden, 2 * inner) +
+        "%xi = " + slice("both", 2 * inner, 0, inner) +
+        "%z = " + slice("both", 2 * inner, inner, inner) +
+        "%conv = ssm.causal_conv %xi, %conv_weight bias(%conv_bias : " + vec +
+        ") : " + act(inner) + ", " + type({inner, 4}, "f32") + " -> " +
+        act(inner) + "\n%u = " + unary("silu", "conv", act(inner)) +
+        "%sel = " + project("u", "x_proj", inner, low) +
+        "%lowdt = " + slice("sel", low, 0, rank) +
+        "%B3 = " + slice("sel", low, rank, states) +
+        "%C3 = " + slice("sel", low, rank + states, states) +
+        "%B = " + expand("B3", states, 1, states) +
+        "%C = " + expand("C3", states, 1, states) +
+        "%delta = " + project("lowdt", "dt_proj", rank, inner) +
+        "%shifted = " + binary("add", "delta", "dt_bias", act(inner), vec) +
+        "%dt = " + unary("softplus", "shifted", act(inner)) +
+        "%A_exp = " + unary("exp", "A_log", rates) +
+        "%A = " + unary("neg", "A_exp", rates) +
+        "%y = ssm.selective_scan %u, %dt, %A, %B, %C : " + act(inner) + ", " +
+        act(inner) + ", " + rates + ", " + bc + ", " + bc + " -> " +
+        act(inner) + "\n%skip = " + binary("mul", "u", "D", act(inner), vec) +
+        "%sum = " + binary("add", "y", "skip", act(inner), act(inner)) +
+        "%gate = " + unary("silu", "z", act(inner)) +
+        "%gated = " + binary("mul", "sum", "gate", act(inner), act(inner));
   } else {
     constexpr int64_t heads = 8, headDim = 64, states = 64;
     constexpr int64_t conv = inner + 2 * states, all = inner + conv + heads;
     input("in_proj", {all, hidden}, DType::F32, 0, 0.06);
-    input("taps", {conv, 4}, DType::F32, 0, 0.5);
+    input("conv_weight", {conv, 4}, DType::F32, 0, 0.5);
     input("conv_bias", {conv}, DType::F32, 0, 0.1);
     input("dt_bias", {heads}, DType::F32, -4, 0.5);
     input("A_log", {heads}, DType::F32, 1, 0.7);
-    input("D", {headDim}, DType::F32, 1, 0.1);
-    input("gate_norm", {inner}, DType::F32, 1, 0.1);
+    input("D", {heads, headDim}, DType::F32, 1, 0.1);
+    input("gated_norm", {inner}, DType::F32, 1, 0.1);
     input("out_proj", {hidden, inner}, DType::F32, 0, 0.05);
     std::string rates = type({heads}, "f32");
     std::string x4 = type({1, length, heads, headDim}, element);
@@ -278,7 +296,7 @@ Workload corey::makeBlock(bool mamba2, int64_t length, DType dtype) {
         "%z = " + slice("both", all, 0, inner) +
         "%xbc = " + slice("both", all, inner, conv) +
         "%dtr = " + slice("both", all, inner + conv, heads) +
-        "%conv = ssm.causal_conv %xbc, %taps bias(%conv_bias : " +
+        "%conv = ssm.causal_conv %xbc, %conv_weight bias(%conv_bias : " +
         type({conv}, "f32") + ") : " + act(conv) + ", " +
         type({conv, 4}, "f32") + " -> " + act(conv) +
         "\n%act = " + unary("silu", "conv", act(conv)) +
@@ -294,14 +312,16 @@ Workload corey::makeBlock(bool mamba2, int64_t length, DType dtype) {
         "%A = " + unary("neg", "A_exp", rates) +
         "%y4 = ssm.ssd %x4 dt(%dt : " + act(heads) + ") A(%A : " + rates +
         ") B(%B) C(%C) : " + x4 + ", " + bc + ", " + bc + " -> " + x4 +
-        "\n%skip = " + binary("mul", "x4", "D", x4, type({headDim}, "f32")) +
+        "\n%skip = " + binary("mul", "x4", "D", x4, types["D"]) +
         "%sum = " + binary("add", "y4", "skip", x4, x4) +
         "%ssd = tensor.collapse_shape %sum [[0], [1], [2, 3]] : " + x4 +
         " into " + act(inner) + "\n%gate = " + unary("silu", "z", act(inner)) +
         "%scaled = " + binary("mul", "ssd", "gate", act(inner), act(inner)) +
-        "%gated = ssm.rms_norm %scaled, %gate_norm : " + act(inner) + ", " +
+        "%gated = ssm.rms_norm %scaled, %gated_norm : " + act(inner) + ", " +
         vec + " -> " + act(inner) + "\n";
   }
+  if (!status)
+    return status;
   body += "%out = " + project("gated", "out_proj", inner, hidden) +
           "%result = " + binary("add", "out", "x", act(hidden), act(hidden));
   w.program = "func.func @main(" + arguments + ") -> " + act(hidden) + " {\n" +

@@ -10,6 +10,7 @@
 #include "corey/Executable.h"
 #include "corey/Tensor.h"
 #include "llvm/Support/JSON.h"
+#include <map>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,8 @@ namespace corey {
 /// Inputs and program of one benchmark.
 struct Workload {
   std::string program;
+  /// The same program with statistics of its values; empty if there are none.
+  std::string annotated;
   std::vector<Tensor> inputs;
   /// What each output should be, in float64 from the (rounded) inputs; empty if
   /// no reference was asked for.
@@ -42,9 +45,13 @@ Workload makeSSD(const WorkloadOptions &options);
 
 /// A whole block of a model with every operation on its own, for one sequence
 /// of `length` tokens of 256 channels: norm, projections, convolution,
-/// activations, scan, skip, gate, residual. `mamba2`: the SSD form. Weights are
-/// random and come as inputs; there is no reference.
-Workload makeBlock(bool mamba2, int64_t length, DType dtype);
+/// activations, scan, skip, gate, residual. `mamba2`: the SSD form. Weights
+/// come as inputs, and there is no reference. All are random but for those that
+/// `given` has, by the names of the programs in docs/examples, the hidden
+/// states being `x`; axes of size 1 do not matter. Errors: InvalidArgument for
+/// another shape.
+Expected<Workload> makeBlock(bool mamba2, int64_t length, DType dtype,
+                             const std::map<std::string, Tensor> &given = {});
 
 /// A chain of `ops` pointwise operations on [1, length, 512] f32.
 Workload makeChain(int64_t ops, int64_t length);
@@ -52,6 +59,8 @@ Workload makeChain(int64_t ops, int64_t length);
 /// One fusion strategy on a program.
 struct FusionResult {
   std::string strategy;
+  /// Whether the program had statistics of its values.
+  bool annotated = false;
   int64_t kernels = 0;
   double bytesMoved = 0, bytesKept = 0;
   /// What the physical score predicts for the kernels.
@@ -60,10 +69,12 @@ struct FusionResult {
   int64_t runs = 0;
   /// Of the first output, to that without fusion.
   double relativeL2 = 0;
+  /// Of the first output, to what it should be; NaN without a reference.
+  double error = NAN;
 };
-/// Compiles a program with every strategy (none, static, arithmetic, entropy,
-/// dp) and runs them in turn, in a new order every round, for `budgetMs` and at
-/// least five rounds.
+/// Compiles a program, and what there is of it with statistics, with every
+/// strategy (none, static, arithmetic, entropy, dp) and runs them in turn, in a
+/// new order every round, for `budgetMs` and at least five rounds.
 Expected<std::vector<FusionResult>>
 measureFusion(Context &context, const Workload &workload, double budgetMs);
 
@@ -95,6 +106,7 @@ int runTune(int argc, char **argv);
 int runFit(int argc, char **argv);
 int runSchedule(int argc, char **argv);
 int runFusion(int argc, char **argv);
+int runEntropy(int argc, char **argv);
 int runPaper(int argc, char **argv);
 /// @}
 

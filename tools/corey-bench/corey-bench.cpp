@@ -23,15 +23,16 @@ int corey::coreyBenchMain(int argc, char **argv) {
   static constexpr std::pair<llvm::StringLiteral, int (*)(int, char **)>
       subcommands[] = {{"rules", runRules},   {"tune", runTune},
                        {"fit", runFit},       {"schedule", runSchedule},
-                       {"fusion", runFusion}, {"paper", runPaper}};
+                       {"fusion", runFusion}, {"entropy", runEntropy},
+                       {"paper", runPaper}};
   for (auto [name, run] : subcommands)
     if (argc > 1 && name == argv[1])
       return run(argc - 1, argv + 1);
   cl::OptionCategory category("corey-bench options");
   cl::opt<std::string> what(
       cl::Positional,
-      cl::desc("<scan|ssd|rules|tune|fit|schedule|fusion|paper>"), cl::Required,
-      cl::cat(category));
+      cl::desc("<scan|ssd|rules|tune|fit|schedule|fusion|entropy|paper>"),
+      cl::Required, cl::cat(category));
   cl::opt<std::string> target("target",
                               cl::desc("Device to run on: cpu (default); for "
                                        "scan also cuda or cuda:<n>, where "
@@ -79,7 +80,7 @@ int corey::coreyBenchMain(int argc, char **argv) {
     return reportError(
         kTool, Status::invalidArgument(
                    "expected a benchmark of scan, ssd, rules, tune, fit, "
-                   "schedule, fusion, paper, got '" +
+                   "schedule, fusion, entropy, paper, got '" +
                    what + "'"));
   if (shapes.empty())
     shapes.push_back(isScan ? "1,512,2048,16" : "1,512,80,64,128,1");

@@ -17,7 +17,6 @@
 #include "llvm/Support/Format.h"
 #include "llvm/Support/JSON.h"
 #include "llvm/Support/MemoryBuffer.h"
-#include "llvm/Support/Path.h"
 #include "llvm/Support/raw_ostream.h"
 #include <map>
 
@@ -455,14 +454,12 @@ private:
 } // namespace
 
 /// Runs a `program` case: a .mlir with weights, inputs and expected outputs
-/// named by references relative to the folder.
+/// named by references from the folder.
 static Status runProgram(Context &context, const CompileOptions &options,
                          const std::string &folder,
                          const llvm::json::Object &object, Difference &worst) {
   auto path = [&](llvm::StringRef text) {
-    llvm::SmallString<256> result(folder);
-    llvm::sys::path::append(result, text);
-    return result.str().str();
+    return pathFrom(folder, text.str());
   };
   auto program = object.getString("program");
   if (!program)

@@ -11,7 +11,6 @@
 #include "llvm/Support/CommandLine.h"
 #include "llvm/Support/FileSystem.h"
 #include "llvm/Support/Format.h"
-#include "llvm/Support/JSON.h"
 #include "llvm/Support/MemoryBuffer.h"
 #include "llvm/Support/raw_ostream.h"
 #include <chrono>
@@ -42,49 +41,6 @@ static Expected<Tensor> withLeadingAxes(Tensor tensor,
     tensor = *next;
   }
   return tensor;
-}
-
-/// Writes what was observed as a profile for `ssm-annotate-stats`. Range and
-/// moments of order one and two are over all calls, the rest is of the last.
-static Status writeProfile(const std::string &path,
-                           const Executable &executable) {
-  std::error_code code;
-  llvm::raw_fd_ostream os(path, code);
-  if (code)
-    return Status::ioError("--profile: " + path + ": " + code.message());
-  llvm::json::OStream json(os, /*IndentSize=*/1);
-  // JSON has no NaN: such a number is null.
-  auto number = [&](llvm::StringRef key, double value) {
-    json.attribute(key, std::isfinite(value) ? llvm::json::Value(value)
-                                             : llvm::json::Value(nullptr));
-  };
-  json.object([&] {
-    json.attribute("schema", "corey-profile");
-    json.attribute("version", 1);
-    json.attributeArray("values", [&] {
-      for (const ObservationInfo &info : executable.observations())
-        json.object([&] {
-          json.attribute("site", info.site);
-          json.attribute("validity", info.validity);
-          number("entropy", info.entropy);
-          json.attribute("bins", info.bins);
-          number("min", info.min);
-          number("max", info.max);
-          number("mean", info.mean);
-          number("variance", info.variance);
-          number("kurtosis", info.kurtosis);
-          number("peak_to_rms", info.peakToRms);
-          number("outlier_fraction", info.outlierFraction);
-          json.attribute("count", static_cast<int64_t>(info.count));
-          json.attribute("non_finite", static_cast<int64_t>(info.nonFinite));
-        });
-    });
-  });
-  os << "\n";
-  os.close();
-  if (os.has_error())
-    return Status::ioError("--profile: " + path + ": " + os.error().message());
-  return Status::ok();
 }
 
 int corey::coreyRunMain(int argc, char **argv) {
@@ -425,7 +381,8 @@ int corey::coreyRunMain(int argc, char **argv) {
     llvm::outs() << executable.explain();
   if (!profile.empty())
     if (Status status = writeProfile(profile, executable); !status)
-      return reportError(kTool, status);
+      return reportError(kTool,
+                         Status::ioError("--profile: " + status.message()));
   if (!save.empty()) {
     std::vector<std::pair<std::string, Tensor>> named;
     for (size_t i = 0; i < outputs.size(); ++i)

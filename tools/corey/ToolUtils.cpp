@@ -6,6 +6,8 @@
 
 #include "corey/ToolUtils.h"
 #include "corey/Device/CUDA.h"
+#include "llvm/Support/JSON.h"
+#include "llvm/Support/Path.h"
 #include "llvm/Support/raw_ostream.h"
 #include <algorithm>
 #include <chrono>
@@ -56,6 +58,47 @@ Expected<Difference> corey::compare(const Tensor &result,
   return difference;
 }
 
+Status corey::writeProfile(const std::string &path,
+                           const Executable &executable) {
+  std::error_code code;
+  llvm::raw_fd_ostream os(path, code);
+  if (code)
+    return Status::ioError(path + ": " + code.message());
+  llvm::json::OStream json(os, /*IndentSize=*/1);
+  // JSON has no NaN: such a number is null.
+  auto number = [&](llvm::StringRef key, double value) {
+    json.attribute(key, std::isfinite(value) ? llvm::json::Value(value)
+                                             : llvm::json::Value(nullptr));
+  };
+  json.object([&] {
+    json.attribute("schema", "corey-profile");
+    json.attribute("version", 1);
+    json.attributeArray("values", [&] {
+      for (const ObservationInfo &info : executable.observations())
+        json.object([&] {
+          json.attribute("site", info.site);
+          json.attribute("validity", info.validity);
+          number("entropy", info.entropy);
+          json.attribute("bins", info.bins);
+          number("min", info.min);
+          number("max", info.max);
+          number("mean", info.mean);
+          number("variance", info.variance);
+          number("kurtosis", info.kurtosis);
+          number("peak_to_rms", info.peakToRms);
+          number("outlier_fraction", info.outlierFraction);
+          json.attribute("count", static_cast<int64_t>(info.count));
+          json.attribute("non_finite", static_cast<int64_t>(info.nonFinite));
+        });
+    });
+  });
+  os << "\n";
+  os.close();
+  if (os.has_error())
+    return Status::ioError(path + ": " + os.error().message());
+  return Status::ok();
+}
+
 Expected<Tensor> corey::randomTensor(DType dtype,
                                      const std::vector<int64_t> &shape,
                                      uint64_t seed, double mean,
@@ -69,6 +112,15 @@ Expected<Tensor> corey::randomTensor(DType dtype,
   for (int64_t i = 0, e = tensor->numElements(); i < e; ++i)
     storeScalar(dtype, data + i * dtypeSize(dtype), normal(engine));
   return tensor;
+}
+
+std::string corey::pathFrom(const std::string &folder,
+                            const std::string &path) {
+  if (llvm::sys::path::is_absolute(path))
+    return path;
+  llvm::SmallString<256> result(folder);
+  llvm::sys::path::append(result, path);
+  return result.str().str();
 }
 
 Expected<Tensor> corey::readTensorRef(const std::string &ref) {

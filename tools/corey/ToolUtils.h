@@ -33,6 +33,9 @@ Expected<Tensor> randomTensor(DType dtype, const std::vector<int64_t> &shape,
                               uint64_t seed, double mean = 0,
                               double deviation = 1);
 
+/// A path that a file in `folder` names: relative to the folder, or absolute.
+std::string pathFrom(const std::string &folder, const std::string &path);
+
 /// Reads `path.safetensors:key`.
 Expected<Tensor> readTensorRef(const std::string &ref);
 
@@ -45,6 +48,11 @@ Status runFromHost(Executable &executable, Device device,
                    const std::string &function,
                    const std::vector<Tensor> &inputs,
                    std::vector<Tensor> &outputs);
+
+/// Writes what a program observed as a profile for `ssm-annotate-stats`. Range
+/// and moments of order one and two are over all calls, the rest is of the
+/// last. Errors: IOError.
+Status writeProfile(const std::string &path, const Executable &executable);
 
 /// Median of `values`; sorts them.
 double median(std::vector<double> &values);

@@ -9,6 +9,7 @@
 #include "mlir/Dialect/Bufferization/IR/Bufferization.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
+#include <limits>
 #include <numeric>
 
 using namespace mlir;
@@ -80,10 +81,22 @@ void GPULowering::ifThen(Value condition, llvm::function_ref<void()> then,
   otherwise();
 }
 
+Value GPULowering::rowCount(Value memref, int64_t inner) {
+  Value rows = index(1);
+  int64_t rank = cast<MemRefType>(memref.getType()).getRank();
+  for (int64_t axis = 0; axis + inner < rank; ++axis)
+    rows = mul(rows, dim(memref, axis));
+  return rows;
+}
+
 Value GPULowering::workspace(ArrayRef<Value> sizes, Type element) {
   SmallVector<int64_t> shape(sizes.size(), ShapedType::kDynamic);
   return memref::AllocOp::create(host, loc, MemRefType::get(shape, element),
                                  sizes, host.getI64IntegerAttr(64));
+}
+
+Value GPULowering::errorRecord() {
+  return callRuntime("corey_rt_device_error_slot", {}, host.getI64Type());
 }
 
 Grid GPULowering::gridOf(Value x, Value rows) {
@@ -102,6 +115,35 @@ Value GPULowering::buffer(Value tensor) {
 
 Val corey::rowOfBlock(KernelBuilder &k) {
   return k.blockIdx('y') + k.blockIdx('z') * k.gridDim('y');
+}
+
+Vals corey::indicesOf(KernelBuilder &k, Val number, ArrayRef<Value> sizes) {
+  Vals indices(sizes.size());
+  // From the last axis to the first.
+  for (size_t axis = sizes.size(); axis-- > 0;) {
+    if (axis == 0) {
+      indices[0] = number;
+      break;
+    }
+    Val size = number.type().isInteger(64) ? k.i64Argument(sizes[axis])
+                                           : k.i32Argument(sizes[axis]);
+    Val quotient = number / size;
+    if (auto constant = size.constant())
+      quotient = number / double(*constant);
+    indices[axis] = number - quotient * size;
+    number = quotient;
+  }
+  return indices;
+}
+
+Vals corey::rowIndices(GPULowering &lowering, KernelBuilder &k, Value memref,
+                       Val row, int64_t inner) {
+  SmallVector<Value> sizes;
+  for (int64_t axis = 0,
+               axes = cast<MemRefType>(memref.getType()).getRank() - inner;
+       axis < axes; ++axis)
+    sizes.push_back(lowering.dim(memref, axis));
+  return indicesOf(k, row, sizes);
 }
 
 int64_t corey::rowAlignment(Value tensor) {
@@ -166,6 +208,25 @@ Val DeviceTensor::at(ArrayRef<Val> leading, Val last) const {
   if (rank() == 0)
     return base;
   return k->offset(pointer, k->toI64(last) * bytes());
+}
+
+Val DeviceTensor::loadScalar(ArrayRef<Val> leading, Val last) const {
+  return k->unpack(k->load(at(leading, last), k->packedType(element, 1), true),
+                   element, 1)[0];
+}
+
+Vals DeviceTensor::elements(ArrayRef<Val> leading, Val last, int64_t count,
+                            int64_t alignment) const {
+  Val pointer = at(leading, last);
+  int64_t width = std::gcd(std::gcd(count, alignment), kMaxLoadBytes / bytes());
+  Vals values;
+  for (int64_t i = 0; i < count; i += width)
+    llvm::append_range(values,
+                       k->unpack(k->load(k->offset(pointer, i * bytes()),
+                                         k->packedType(element, width),
+                                         /*isReadOnly=*/true),
+                                 element, width));
+  return values;
 }
 
 Val DeviceTensor::stride(int64_t axis) const { return strides[axis]; }
@@ -250,20 +311,26 @@ Cursor InputStream::moved(const Cursor &cursor, Val count) const {
   return moved;
 }
 
-Vals InputStream::load(const Cursor &cursor, int64_t count) const {
+Vals InputStream::load(const Cursor &cursor, int64_t count,
+                       bool isReadOnly) const {
   Vals loaded;
   for (auto [leaf, pointer] : llvm::zip_equal(leaves, cursor.pointers)) {
     int64_t own = leaf.memory.rank() ? count : 1;
-    loaded.push_back(k->load(pointer, k->packedType(leaf.memory.element, own),
-                             /*isReadOnly=*/true));
+    loaded.push_back(
+        k->load(pointer, k->packedType(leaf.memory.element, own), isReadOnly));
   }
   return loaded;
 }
 
-void InputStream::prefetch(const Cursor &cursor) const {
-  for (auto [leaf, pointer] : llvm::zip_equal(leaves, cursor.pointers))
+SmallVector<std::pair<Val, Val>> InputStream::rowsAt(ArrayRef<Val> leading,
+                                                     Val last) const {
+  SmallVector<std::pair<Val, Val>> rows;
+  for (const Leaf &leaf : leaves)
     if (leaf.memory.rank() >= 2)
-      k->prefetchL2(pointer);
+      rows.push_back(
+          {leaf.memory.at(leading.take_back(leaf.memory.rank() - 1), last),
+           leaf.memory.stride(leaf.memory.rank() - 2)});
+  return rows;
 }
 
 Val InputStream::evaluate(Value value, DenseMap<Value, Value> &known) const {
@@ -346,6 +413,24 @@ void OutputStream::store(const Cursor &cursor, ArrayRef<Val> values) const {
 }
 
 //===----------------------------------------------------------------------===//
+// Errors
+//===----------------------------------------------------------------------===//
+
+void corey::recordError(KernelBuilder &k, Val record,
+                        const DeviceError &error) {
+  // Kernels of a call run one after another, so that the first error stays.
+  // Reading is slow, the record being in the host's memory, but rare.
+  k.ifThen(k.load(record, k.i32Type()) == 0, [&] {
+    k.store(k.i32(error.kind), record);
+    // The layout of corey_rt_device_error.
+    Val fields[] = {error.value, error.limit, error.position, error.previous};
+    for (auto [i, field] : llvm::enumerate(fields))
+      if (field)
+        k.store(field, k.offset(record, 8 + 8 * static_cast<int64_t>(i)));
+  });
+}
+
+//===----------------------------------------------------------------------===//
 // Sequences, chunks
 //===----------------------------------------------------------------------===//
 
@@ -354,6 +439,45 @@ DeviceSequences::DeviceSequences(GPULowering &lowering, Value input,
     : lowering(lowering), starts(starts) {
   length = lowering.dim(input, 1);
   count = lowering.dim(starts ? starts : input, 0);
+  if (starts)
+    emitCheck();
+}
+
+/// One warp looks for the first start that is wrong.
+void DeviceSequences::emitCheck() {
+  constexpr int64_t threads = 32;
+  lowering.callRuntime("corey_rt_check_sequence_count",
+                       {lowering.toI64(count), lowering.toI64(length)});
+  Value error = lowering.errorRecord();
+  KernelBuilder k(lowering.host, lowering.loc, lowering.kernels,
+                  "check_sequences", {threads, 0});
+  DeviceTensor memory(lowering, k, starts);
+  Val record = k.pointer(error);
+  Val tokens = k.i64Argument(length);
+  Val none = k.i32(std::numeric_limits<int32_t>::max());
+  auto startOf = [&](Val sequence) {
+    return k.toI64(k.load(memory.at({}, sequence), k.i32Type(), true));
+  };
+  auto previousOf = [&](Val sequence) {
+    return startOf(k.max(sequence - 1.0, k.i32(0)));
+  };
+  Vals first =
+      k.forLoop(k.threadIdx(), k.i32Argument(count), threads, {none},
+                [&](Val sequence, ArrayRef<Val> in) -> Vals {
+                  Val start = startOf(sequence);
+                  Val isBad = ((sequence == 0) & (start != 0)) |
+                              (start < previousOf(sequence)) | (start > tokens);
+                  return {k.select(isBad, k.min(in[0], sequence), in[0])};
+                });
+  first = k.reduceBlock(first, [&](ArrayRef<Val> a, ArrayRef<Val> c) -> Vals {
+    return {k.min(a[0], c[0])};
+  });
+  k.ifThen((k.threadIdx() == 0) & (first[0] != none), [&] {
+    recordError(k, record,
+                {DeviceError::SequenceStart, startOf(first[0]), tokens,
+                 k.toI64(first[0]), previousOf(first[0])});
+  });
+  k.launch({lowering.min(count, lowering.index(1)), {}, {}});
 }
 
 DeviceSequences::Range DeviceSequences::range(KernelBuilder &k,

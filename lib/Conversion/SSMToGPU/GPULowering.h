@@ -44,8 +44,13 @@ public:
                   mlir::Value rhs);
   void ifThen(mlir::Value condition, llvm::function_ref<void()> then,
               llvm::function_ref<void()> otherwise = nullptr);
+  /// Rows of `memref`: the product of its axes but the last `inner`.
+  mlir::Value rowCount(mlir::Value memref, int64_t inner = 1);
   /// Device memory of the call for `sizes` elements.
   mlir::Value workspace(llvm::ArrayRef<mlir::Value> sizes, mlir::Type element);
+
+  /// Address, i64, of the call's record of errors that kernels find.
+  mlir::Value errorRecord();
 
   /// A grid of `x` blocks for each of `rows`, of which there may be more than
   /// an axis takes: block (x, y, z) works on row y + z * gridDim.y.
@@ -68,8 +73,28 @@ private:
   llvm::DenseMap<mlir::Value, mlir::Value> buffers;
 };
 
+/// Something wrong with what an operand holds, as `corey_rt_device_error` of
+/// the run-time library has it; values are i64, null where a kind has none.
+struct DeviceError {
+  enum Kind { Index = 1, SequenceStart = 2 };
+  Kind kind;
+  Val value, limit, position = Val(), previous = Val();
+};
+
+/// Writes `error` to `record`, a pointer to errorRecord(), unless there is an
+/// earlier one. If several threads of a kernel do, theirs differ in `value`
+/// only.
+void recordError(KernelBuilder &k, Val record, const DeviceError &error);
+
 /// The row that a block of a grid made by gridOf() works on, as i32.
 Val rowOfBlock(KernelBuilder &k);
+
+/// The indices on axes of `sizes`, of the host, at position `number`, i32 or
+/// i64, in the order of rows.
+Vals indicesOf(KernelBuilder &k, Val number, llvm::ArrayRef<mlir::Value> sizes);
+/// The same on the axes of `memref` but the last `inner`.
+Vals rowIndices(GPULowering &lowering, KernelBuilder &k, mlir::Value memref,
+                Val row, int64_t inner = 1);
 
 /// Elements that may be loaded at once from the start of any row of `tensor`,
 /// by which the run-time library aligns arguments: a power of two such that
@@ -87,6 +112,13 @@ public:
   /// Pointer to the element at `leading` on the axes before the last and `last`
   /// on that: i32 or i64.
   Val at(llvm::ArrayRef<Val> leading, Val last) const;
+  /// The element there, as f32, through the read-only path.
+  Val loadScalar(llvm::ArrayRef<Val> leading, Val last) const;
+  /// `count` elements from there on, in f32, which the kernel does not write.
+  /// They are loaded `alignment` at once, a power of two that the position is a
+  /// multiple of.
+  Vals elements(llvm::ArrayRef<Val> leading, Val last, int64_t count,
+                int64_t alignment = 1) const;
   /// Bytes from one index to the next on `axis`, i64.
   Val stride(int64_t axis) const;
   int64_t rank() const { return strides.size(); }
@@ -121,13 +153,17 @@ public:
   Cursor at(llvm::ArrayRef<Val> leading, Val last) const;
   /// `cursor` moved by `count` along the axis before the last.
   Cursor moved(const Cursor &cursor, Val count) const;
-  /// Loads `count` elements: what values() takes, one for each tensor.
-  Vals load(const Cursor &cursor, int64_t count) const;
+  /// Loads `count` elements: what values() takes, one for each tensor. Not
+  /// `isReadOnly`, loads stay before the barriers that follow them, where the
+  /// assembler moves others to their first use.
+  Vals load(const Cursor &cursor, int64_t count, bool isReadOnly = true) const;
   size_t numLoaded() const { return leaves.size(); }
   /// The elements that were loaded, in f32.
   Vals values(llvm::ArrayRef<Val> loaded, int64_t count) const;
-  /// Asks for the lines in L2.
-  void prefetch(const Cursor &cursor) const;
+  /// For each tensor with rows: the pointer to a position and the bytes from
+  /// one row to the next.
+  llvm::SmallVector<std::pair<Val, Val>> rowsAt(llvm::ArrayRef<Val> leading,
+                                                Val last) const;
 
 private:
   friend class OutputStream;
@@ -167,7 +203,8 @@ private:
 /// The sequences a kernel runs over: rows of a batch, or packed along L.
 class DeviceSequences {
 public:
-  /// `input` is [B, L, ...]; `starts` may be null.
+  /// `input` is [B, L, ...]; `starts` may be null. Emits a check that they
+  /// ascend from 0 and stay within L: no kernel relies on it.
   DeviceSequences(GPULowering &lowering, mlir::Value input, mlir::Value starts);
   /// Their number, of the host.
   mlir::Value count;
@@ -180,6 +217,8 @@ public:
   Range range(KernelBuilder &k, Val sequence) const;
 
 private:
+  void emitCheck();
+
   GPULowering &lowering;
   mlir::Value starts;
 };
@@ -198,6 +237,18 @@ struct GPULoweringPattern : public mlir::OpRewritePattern<OpTy> {
 };
 
 void populateGPUScanLowerings(mlir::RewritePatternSet &patterns,
+                              GPUTarget target);
+void populateGPULookupLowerings(mlir::RewritePatternSet &patterns,
+                                GPUTarget target);
+void populateGPUProjectionLowerings(mlir::RewritePatternSet &patterns,
+                                    GPUTarget target);
+void populateGPUQuantizationLowerings(mlir::RewritePatternSet &patterns,
+                                      GPUTarget target);
+void populateGPUConvLowerings(mlir::RewritePatternSet &patterns,
+                              GPUTarget target);
+void populateGPUHadamardLowerings(mlir::RewritePatternSet &patterns,
+                                  GPUTarget target);
+void populateGPUNormLowerings(mlir::RewritePatternSet &patterns,
                               GPUTarget target);
 void populateGPUPointwiseLowerings(mlir::RewritePatternSet &patterns,
                                    GPUTarget target);

@@ -160,7 +160,13 @@ Val KernelBuilder::argument(Value value, Type type) {
   if (known && known.type() == type)
     return known;
   unsigned index = function.getNumArguments();
-  (void)function.insertArgument(index, type, DictionaryAttr(), loc);
+  // No kernel writes what it reads through another argument. Known to the back
+  // end, loads need not wait for stores, and go through the read-only path.
+  DictionaryAttr attributes;
+  if (isa<LLVM::LLVMPointerType>(type))
+    attributes = b.getDictionaryAttr(b.getNamedAttr(
+        LLVM::LLVMDialect::getNoAliasAttrName(), b.getUnitAttr()));
+  (void)function.insertArgument(index, type, attributes, loc);
   operands.push_back(value);
   return known = wrap(function.getArgument(index));
 }
@@ -176,23 +182,34 @@ Val KernelBuilder::pointer(Value address) {
 }
 
 Val KernelBuilder::i64Argument(Value value) {
+  // By what was asked for: casts are made anew.
+  Val known = arguments.lookup(value);
+  if (known && known.type() == i64Type())
+    return known;
+  Value passed = value;
   if (value.getType().isIndex())
-    value = host.createOrFold<arith::IndexCastOp>(loc, i64Type(), value);
+    passed = host.createOrFold<arith::IndexCastOp>(loc, i64Type(), value);
   APInt number;
-  if (matchPattern(value, m_ConstantInt(&number)))
+  if (matchPattern(passed, m_ConstantInt(&number)))
     return i64(number.getSExtValue());
-  return argument(value, i64Type());
+  Val made = argument(passed, i64Type());
+  return arguments[value] = made;
 }
 
 Val KernelBuilder::i32Argument(Value value) {
   APInt number;
   if (matchPattern(value, m_ConstantInt(&number)))
     return i32(number.getSExtValue());
+  Val known = arguments.lookup(value);
+  if (known && known.type() == i32Type())
+    return known;
+  Value passed = value;
   if (value.getType().isIndex())
-    value = host.createOrFold<arith::IndexCastOp>(loc, i32Type(), value);
+    passed = host.createOrFold<arith::IndexCastOp>(loc, i32Type(), value);
   else if (!value.getType().isInteger(32))
-    value = host.createOrFold<arith::TruncIOp>(loc, i32Type(), value);
-  return argument(value, i32Type());
+    passed = host.createOrFold<arith::TruncIOp>(loc, i32Type(), value);
+  Val made = argument(passed, i32Type());
+  return arguments[value] = made;
 }
 
 /// Whether two kernels are the same but for their names.
@@ -426,14 +443,17 @@ Val KernelBuilder::silu(Val x) { return x * rcp(ex2(x * -kLog2E) + 1.0); }
 //===----------------------------------------------------------------------===//
 
 static bool is16Bit(Type type) { return type.isF16() || type.isBF16(); }
+static bool is8Bit(Type type) {
+  return type.isInteger(8) || isa<Float8E4M3FNType>(type);
+}
 
 Type KernelBuilder::packedType(Type element, int64_t count) {
-  if (count == 1)
-    return is16Bit(element) ? i16Type() : element;
-  if (!is16Bit(element))
-    return VectorType::get({count}, element);
-  int64_t words = count / 2;
-  return words == 1 ? i32Type() : VectorType::get({words}, i32Type());
+  if (!is16Bit(element) && !is8Bit(element))
+    return count == 1 ? element : VectorType::get({count}, element);
+  int64_t bits = count * element.getIntOrFloatBitWidth();
+  if (bits <= 32)
+    return b.getIntegerType(bits);
+  return VectorType::get({bits / 32}, i32Type());
 }
 
 Val KernelBuilder::extract(Val vector, int64_t index) {
@@ -459,8 +479,65 @@ Val KernelBuilder::bitcast(Val value, Type type) {
   return wrap(LLVM::BitcastOp::create(b, loc, type, value.value));
 }
 
+/// The bytes of `word` from the lowest, as f32.
+static Val unpackByte(KernelBuilder &k, Val word, Type element, int64_t byte) {
+  if (element.isInteger(8)) {
+    // Put into the mantissa of 2^23, biased so that it is not negative: cheaper
+    // than a conversion from integers.
+    Val biased = k.intrinsic(
+        "llvm.nvvm.prmt", k.i32Type(),
+        {word ^ int64_t(0x80808080u), k.i32(0x4B000000), k.i32(0x7540 + byte)});
+    return k.bitcast(biased, k.f32Type()) - (0x1p23 + 128);
+  }
+  // f8E4M3FN: sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinities,
+  // all ones is NaN. Under f32's exponent the 7 low bits are the value times
+  // 2^-120, denormals included.
+  Val top = byte == 3 ? word : word << (24 - 8 * byte);
+  Val magnitude = (top >> 4) & 0x07F00000;
+  Val small = magnitude | (top & int64_t(0x80000000u));
+  Val value = k.bitcast(small, k.f32Type()) * 0x1p120;
+  return k.select(magnitude == double(0x07F00000),
+                  k.bitcast(k.i32(0x7FC00000), k.f32Type()), value);
+}
+
+/// f32 to an 8-bit code in the low byte; what lies above it is not specified.
+static Val packByte(KernelBuilder &k, Val value, Type element) {
+  // NaN becomes 0.
+  if (element.isInteger(8)) {
+    Val rounded = k.intrinsic("llvm.nvvm.f2i.rn", k.i32Type(), {value});
+    return k.max(k.min(rounded, k.i32(127)), k.i32(-128));
+  }
+  Val bits = k.bitcast(value, k.i32Type());
+  Val sign = (bits >> 24) & 0x80;
+  Val magnitude = bits & 0x7FFFFFFF;
+  Val absolute = k.bitcast(magnitude, k.f32Type());
+  // Normal results: the 20 dropped bits are rounded to even, the exponent's
+  // bias of 127 becomes 7.
+  Val odd = (magnitude >> 20) & 1;
+  Val normal = ((magnitude + odd + double(0x7FFFF)) >> 20) - double(120 << 3);
+  // Denormal results, below 2^-6: adding 2^14 leaves multiples of 2^-9 in the
+  // low bits, rounded to even by the addition itself.
+  Val denormal = k.bitcast(absolute + 0x1p14, k.i32Type()) - double(0x46800000);
+  Val result = k.select(absolute < 0x1p-6, denormal, normal);
+  // 464 is halfway between 448 and the value whose code is NaN; ties to even go
+  // to 448. NaN compares false.
+  return k.select(absolute <= 464.0, result, k.i32(0x7F)) | sign;
+}
+
 Vals KernelBuilder::unpack(Val packed, Type element, int64_t count) {
   Vals values;
+  if (is8Bit(element)) {
+    for (int64_t i = 0; i < count; ++i) {
+      Val word = packed;
+      if (count < 4 && i == 0)
+        packed = word =
+            wrap(arith::ExtUIOp::create(b, loc, i32Type(), packed.value));
+      else if (count > 4)
+        word = extract(packed, i / 4);
+      values.push_back(unpackByte(*this, word, element, i % 4));
+    }
+    return values;
+  }
   if (count == 1) {
     if (element.isF32())
       return {packed};
@@ -495,6 +572,26 @@ Vals KernelBuilder::unpack(Val packed, Type element, int64_t count) {
 Val KernelBuilder::pack(ArrayRef<Val> values, Type element) {
   if (element.isF32())
     return vector(values);
+  if (is8Bit(element)) {
+    Vals words;
+    for (size_t i = 0; i < values.size(); i += 4) {
+      size_t end = std::min(i + 4, values.size());
+      Val word;
+      for (size_t j = i; j < end; ++j) {
+        Val code = packByte(*this, values[j], element);
+        if (j + 1 < i + 4)
+          code = code & 0xFF;
+        if (j > i)
+          code = code << (8 * (j - i));
+        word = word ? word | code : code;
+      }
+      words.push_back(word);
+    }
+    if (values.size() < 4)
+      return wrap(arith::TruncIOp::create(
+          b, loc, packedType(element, values.size()), words[0].value));
+    return vector(words);
+  }
   if (values.size() == 1)
     return bitcast(
         wrap(LLVM::FPTruncOp::create(b, loc, element, values[0].value)),
@@ -598,6 +695,36 @@ Val KernelBuilder::warpSum(Val value, int64_t width) {
   for (int64_t mask = width / 2; mask >= 1; mask /= 2)
     value = value + shuffleXor(value, mask);
   return value;
+}
+
+Vals KernelBuilder::reduceBlock(
+    Vals values,
+    llvm::function_ref<Vals(ArrayRef<Val>, ArrayRef<Val>)> combine) {
+  auto reduceLanes = [&](int64_t lanes) {
+    for (int64_t mask = lanes / 2; mask >= 1; mask /= 2) {
+      Vals other;
+      for (Val v : values)
+        other.push_back(shuffleXor(v, mask));
+      values = combine(values, other);
+    }
+  };
+  reduceLanes(32);
+  int64_t warps = bounds.threads / 32;
+  if (warps == 1)
+    return values;
+  int64_t row = 4 * warps;
+  Val memory = shared(row * values.size());
+  ifThen(lane() == 0, [&] {
+    for (auto [i, v] : llvm::enumerate(values))
+      store(v, offset(offset(memory, warp() * 4), i * row));
+  });
+  syncBlock();
+  // Every warp reduces what all have left, in groups of as many lanes.
+  Val slot = offset(memory, (lane() % warps) * 4);
+  for (auto [i, v] : llvm::enumerate(values))
+    v = load(offset(slot, i * row), v.type());
+  reduceLanes(warps);
+  return values;
 }
 
 Vals KernelBuilder::reduceScatter(Vals items, int64_t lanes, Val q) {
@@ -715,4 +842,22 @@ Vals KernelBuilder::ifValues(Val condition, llvm::function_ref<Vals()> then,
   for (Value result : branch.getResults())
     results.push_back(wrap(result));
   return results;
+}
+
+Vals KernelBuilder::loadIf(Val condition, llvm::function_ref<Vals()> load) {
+  SmallVector<Type> types;
+  return ifValues(
+      condition,
+      [&] {
+        Vals loaded = load();
+        for (Val v : loaded)
+          types.push_back(v.type());
+        return loaded;
+      },
+      [&] {
+        Vals nothing;
+        for (Type type : types)
+          nothing.push_back(wrap(LLVM::PoisonOp::create(b, loc, type)));
+        return nothing;
+      });
 }

@@ -173,13 +173,15 @@ public:
   //===--- Elements
   //--------------------------------------------------------===//
 
-  /// The type in which `count` elements of `element` are loaded at once:
-  /// 16-bit floats stay packed. Widths are 2, 4, 8 or 16 bytes, or that of one
-  /// element.
+  /// The type in which `count` elements of `element` are loaded at once: those
+  /// of 8 and 16 bits stay packed, in integers of at most 32 bits. Widths are
+  /// 2, 4, 8 or 16 bytes, or that of one element.
   mlir::Type packedType(mlir::Type element, int64_t count);
   /// The elements of a packed value, as f32.
   Vals unpack(Val packed, mlir::Type element, int64_t count);
-  /// Rounds f32 to `element` and packs them.
+  /// Rounds f32 to `element`, to nearest even, and packs them. In i8 what is
+  /// out of range becomes the nearest of its numbers and NaN becomes 0; in
+  /// f8E4M3FN both become NaN.
   Val pack(llvm::ArrayRef<Val> values, mlir::Type element);
   Val extract(Val vector, int64_t index);
   Val vector(llvm::ArrayRef<Val> elements);
@@ -211,6 +213,14 @@ public:
   Val shuffleIndex(Val value, Val lane);
   /// Sum over the lanes of each group of `width` lanes, in all of them.
   Val warpSum(Val value, int64_t width = 32);
+  /// What an associative and commutative `combine` makes of the `values` (i32
+  /// or f32) of all threads of the block, in all of them. All must come, once:
+  /// the call has shared memory of its own, and a barrier. The number of warps
+  /// is a power of two.
+  Vals
+  reduceBlock(Vals values,
+              llvm::function_ref<Vals(llvm::ArrayRef<Val>, llvm::ArrayRef<Val>)>
+                  combine);
   /// `items`, a power of two of them, are summed over groups of `lanes` lanes.
   /// The lane whose number within its group is q ends up with the sums of the
   /// items from (q mod items) * count, count = max(1, items / lanes), which
@@ -234,6 +244,11 @@ public:
   /// The same for sides that have values, of the same types.
   Vals ifValues(Val condition, llvm::function_ref<Vals()> then,
                 llvm::function_ref<Vals()> otherwise);
+
+  /// What `load` loads if `condition` holds, else anything. The branch also
+  /// keeps the loads where they are: without it the assembler, which knows no
+  /// latency of theirs, moves them down to what needs them.
+  Vals loadIf(Val condition, llvm::function_ref<Vals()> load);
 
   Val intrinsic(llvm::StringRef name, mlir::Type type,
                 llvm::ArrayRef<Val> arguments);

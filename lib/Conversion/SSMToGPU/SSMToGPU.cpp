@@ -46,7 +46,13 @@ struct ConvertSSMToGPU
         ++numLoweredOps;
     });
     RewritePatternSet patterns(context);
+    populateGPUConvLowerings(patterns, target);
+    populateGPUHadamardLowerings(patterns, target);
+    populateGPUNormLowerings(patterns, target);
     populateGPUPointwiseLowerings(patterns, target);
+    populateGPULookupLowerings(patterns, target);
+    populateGPUProjectionLowerings(patterns, target);
+    populateGPUQuantizationLowerings(patterns, target);
     populateGPUScanLowerings(patterns, target);
     FrozenRewritePatternSet frozen(std::move(patterns));
     // A lowering that refuses an op says why; nothing is to be added to that.

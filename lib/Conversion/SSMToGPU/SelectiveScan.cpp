@@ -203,18 +203,19 @@ void storeStates(KernelBuilder &k, const StateLayout &layout, Type element,
 class SelectiveScanKernels {
 public:
   SelectiveScanKernels(GPULowering &e, SelectiveScanOp op)
-      : e(e), op(op), u(cast<RankedTensorType>(op.getU().getType())),
-        channels(u.getDimSize(2)),
+      : e(e), op(op),
+        channels(cast<RankedTensorType>(op.getU().getType()).getDimSize(2)),
         states(cast<RankedTensorType>(op.getA().getType()).getDimSize(1)),
         groups(cast<RankedTensorType>(op.getB().getType()).getDimSize(2)),
-        sequences(e, e.buffer(op.getU()), e.buffer(op.getSeqStarts())) {}
+        // Of the sizes of u, which may be nowhere in memory.
+        y(e.allocate(0)), sequences(e, y, e.buffer(op.getSeqStarts())) {}
 
   LogicalResult emit() {
     FailureOr<Value> chunk = getDeviceChunk(e, op, sequences.length);
     if (failed(chunk))
       return failure();
     ScanOperands s;
-    s.y = e.allocate(0);
+    s.y = y;
     s.last = op.getLastState() ? e.allocate(1) : Value();
     // Views are made before the branches that use them.
     for (Value tensor : op.getOperands())
@@ -253,8 +254,8 @@ private:
 
   GPULowering &e;
   SelectiveScanOp op;
-  RankedTensorType u;
   int64_t channels, states, groups;
+  Value y;
   DeviceSequences sequences;
 };
 } // namespace
@@ -357,7 +358,10 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
   int64_t steps = WarpTiling::kSteps;
   int64_t count = t.channelsPerLane;
 
-  KernelBuilder k(e.host, e.loc, e.kernels, name, {t.warps * 32, 0});
+  // Registers for four blocks a multiprocessor: for five, with a quarter more
+  // warps to hide latency, some would spill, and that costs more.
+  KernelBuilder k(e.host, e.loc, e.kernels, name,
+                  {t.warps * 32, t.warps == 4 ? 4 : 0});
   InputStream u(e, k, op.getU()), delta(e, k, op.getDelta());
   InputStream z(e, k, hasOutput ? op.getZ() : Value());
   DeviceTensor A(e, k, e.buffer(op.getA())), B(e, k, e.buffer(op.getB()));
@@ -410,6 +414,7 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
     // Lanes beyond the last channel work on it again, and write nothing.
     Val c = k.min(channel, limit - double(count));
 
+    Val full = length - (length % steps);
     Val batch64 = k.toI64(batch);
     Val row0 = k.toI64(begin) + k.toI64(first);
     auto channelAt = [&](int64_t j) { return c + double(j); };
@@ -492,11 +497,11 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
       for (int64_t i = 0; i < t.stepsPerLane(); ++i) {
         Val move =
             clampTo ? rowOf(ownStep + double(i)) - ownStep : t0 + double(i);
-        llvm::append_range(loaded, u.load(u.moved(uRow, move), count));
-        llvm::append_range(loaded,
-                           delta.load(delta.moved(deltaRow, move), count));
+        llvm::append_range(loaded, u.load(u.moved(uRow, move), count, false));
+        llvm::append_range(
+            loaded, delta.load(delta.moved(deltaRow, move), count, false));
         if (z)
-          llvm::append_range(loaded, z.load(z.moved(zRow, move), count));
+          llvm::append_range(loaded, z.load(z.moved(zRow, move), count, false));
       }
       for (int64_t i = 0; i < rounds; ++i) {
         Val index = lane + double(32 * i);
@@ -511,6 +516,39 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
                                     true));
       }
       return loaded;
+    };
+
+    // Lanes ask for the rows of a block each, a few blocks ahead: L2 is far
+    // from where most rows come from.
+    Val rowPointer, rowStride;
+    int64_t askingLanes = 0;
+    {
+      SmallVector<std::pair<Val, Val>> rows;
+      Val tileChannel =
+          k.min(channel - r * double(count), limit - double(count));
+      for (const InputStream *stream : {&u, &delta, &z})
+        if (*stream)
+          llvm::append_range(
+              rows, stream->rowsAt({batch64, row0 + k.toI64(lane % steps)},
+                                   tileChannel));
+      for (auto [i, row] : llvm::enumerate(rows)) {
+        if (askingLanes + steps > 32)
+          break;
+        Val mine = lane >= double(askingLanes);
+        rowPointer = i ? k.select(mine, row.first, rowPointer) : row.first;
+        rowStride = i ? k.select(mine, row.second, rowStride) : row.second;
+        askingLanes += steps;
+      }
+    }
+    auto prefetch = [&](Val t0) {
+      constexpr int64_t kAhead = 4;
+      Val row = t0 + double(kAhead * steps);
+      Val asks = row + double(steps) <= full;
+      if (askingLanes < 32)
+        asks = asks & (lane < double(askingLanes));
+      k.ifThen(asks, [&] {
+        k.prefetchL2(k.offset(rowPointer, k.toI64(row) * rowStride));
+      });
     };
 
     /// One block of tokens from `t0`; `left` of them, or all if it is null.
@@ -593,8 +631,8 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
         else
           storeRows();
       }
-      k.syncWarp();
       Vals following = next();
+      k.syncWarp();
       // 2. The recurrence.
       SmallVector<Vals> partial(count);
       Val pairRow = k.offset(buffer, r * double(4 * t.pairRow()));
@@ -660,10 +698,9 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
     };
 
     Vals sums(pass == ScanPass::States ? count : 0, k.f32(0));
-    Val full = length - (length % steps);
     Vals carried(state);
     llvm::append_range(carried, sums);
-    // Full blocks, each loading for the next: the last loads its own again.
+    // Full blocks, each loading for the next.
     Vals results = k.ifValues(
         full > 0,
         [&]() -> Vals {
@@ -676,8 +713,10 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
                 Vals totals(in.slice(state.size(), sums.size()));
                 Vals loaded(in.drop_front(carried.size()));
                 Vals next = runBlock(t0, Val(), loaded, h, totals, [&] {
-                  return load(k.min(t0 + double(steps), full - double(steps)),
-                              Val());
+                  Val following = t0 + double(steps);
+                  prefetch(t0);
+                  return k.loadIf(following < full,
+                                  [&] { return load(following, Val()); });
                 });
                 Vals yielded(h);
                 llvm::append_range(yielded, totals);
@@ -1163,14 +1202,15 @@ void SelectiveScanKernels::emitSplitKernel(const ScanOperands &s,
               Val tile = turn * double(kRing) + double(j);
               int64_t slot = (j + kRing - 1) % kRing;
               // The tile before, which the scan warps are through with.
-              if (j > 0)
-                finish(tile - 1.0, kept[slot]);
-              else
-                k.ifThen(turn > 0.0, [&] { finish(tile - 1.0, kept[slot]); });
+              k.ifThen((tile > 0.0) & (tile <= tiles),
+                       [&] { finish(tile - 1.0, kept[slot]); });
               // The one after the next.
-              fill(tile + double(kRing - 1), slot, ring[slot]);
+              Val ahead = tile + double(kRing - 1);
+              k.ifThen(ahead < tiles, [&] { fill(ahead, slot, ring[slot]); });
               kept[slot] = keep(ring[slot]);
-              ring[slot] = load(tile + double(2 * kRing - 1));
+              Val furthest = tile + double(2 * kRing - 1);
+              ring[slot] =
+                  k.loadIf(furthest < tiles, [&] { return load(furthest); });
               k.syncBlock();
             }
             return flatten();

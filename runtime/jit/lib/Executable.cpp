@@ -671,6 +671,7 @@ runtimeSymbols(llvm::orc::MangleAndInterner mangle) {
   add("corey_rt_device_copy", corey_rt_device_copy);
   add("corey_rt_device_gemm", corey_rt_device_gemm);
   add("corey_rt_device_observe", corey_rt_device_observe);
+  add("corey_rt_device_error_slot", corey_rt_device_error_slot);
   return symbols;
 }
 
@@ -741,7 +742,7 @@ Status Executable::Impl::load(ModuleOp module, const CompileOptions &options,
   return Status::ok();
 }
 
-/// What the kernels of a module after the Fused phase move.
+/// What the kernels of a module after the Bound phase move.
 static TrafficInfo measureTraffic(ModuleOp module, const char *machine) {
   TrafficInfo traffic;
   module.walk<mlir::WalkOrder::PreOrder>([&](mlir::Operation *op) {
@@ -800,15 +801,14 @@ Context::compile(std::string_view source, const CompileOptions &options,
                                last);
     });
   };
-  if (Status status = lower(Phase::Captured, Phase::Fused); !status)
-    return status;
-  program.traffic = measureTraffic(op, impl->backend->machine());
-  if (Status status = lower(Phase::Bound, Phase::Bound); !status)
+  if (Status status = lower(Phase::Captured, Phase::Bound); !status)
     return status;
   if (Status status = program.describe(op); !status)
     return status;
   if (Status status = program.addSites(op); !status)
     return status;
+  // What a policy has observed may have been kept from memory before.
+  program.traffic = measureTraffic(op, impl->backend->machine());
   if (Status status = lower(Phase::Lowered, Phase::LLVM); !status)
     return status;
   program.times.push_back({"lower", watch.lap()});
@@ -1408,7 +1408,10 @@ Status Executable::Impl::execute(const Function &function, const Tensor *inputs,
                   tensor->rank(), dtypeSize(tensor->dtype()));
   }
   Status finished = call.finish();
-  return status ? finished : status;
+  if (status && !finished)
+    status = Status(finished.code(),
+                    "@" + function.info.name + ": " + finished.message());
+  return status;
 }
 
 /// Computes the prepared weights unless they are there.

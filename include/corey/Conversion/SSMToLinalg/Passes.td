@@ -25,17 +25,30 @@ def ConvertSSMToLinalg : Pass<"convert-ssm-to-linalg", "::mlir::ModuleOp"> {
     for large projections, chunks, statistics and checks that depend on data.
 
     ```mlir
-    %y = ssm.silu %x : tensor<?x64xf32>
+    func.func @main(%x: tensor<?x64xf32>, %scale: tensor<64xf32>) -> tensor<?x64xf32> {
+      %y = ssm.mul %x, %scale : tensor<?x64xf32>, tensor<64xf32>
+      return %y : tensor<?x64xf32>
+    }
     ```
 
     becomes
 
     ```mlir
-    %y = linalg.generic {...} ins(%x : tensor<?x64xf32>) outs(%init : tensor<?x64xf32>) {
-    ^bb0(%in: f32, %out: f32):
-      ...
-      linalg.yield %r : f32
-    } -> tensor<?x64xf32>
+    #whole = affine_map<(d0, d1) -> (d0, d1)>
+    #last = affine_map<(d0, d1) -> (d1)>
+    func.func @main(%x: tensor<?x64xf32>, %scale: tensor<64xf32>) -> tensor<?x64xf32> {
+      %c0 = arith.constant 0 : index
+      %rows = tensor.dim %x, %c0 : tensor<?x64xf32>
+      %init = tensor.empty(%rows) : tensor<?x64xf32>
+      %y = linalg.generic {indexing_maps = [#whole, #last, #whole],
+                           iterator_types = ["parallel", "parallel"]}
+          ins(%x, %scale : tensor<?x64xf32>, tensor<64xf32>) outs(%init : tensor<?x64xf32>) {
+      ^bb0(%in: f32, %by: f32, %out: f32):
+        %product = arith.mulf %in, %by : f32
+        linalg.yield %product : f32
+      } -> tensor<?x64xf32>
+      return %y : tensor<?x64xf32>
+    }
     ```
   }];
   let options = [

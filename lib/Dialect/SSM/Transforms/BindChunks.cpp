@@ -6,6 +6,7 @@
 
 #include "corey/Dialect/SSM/IR/SSMOps.h"
 #include "corey/Dialect/SSM/Transforms/Passes.h"
+#include "mlir/Dialect/Arith/Utils/Utils.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
 #include "mlir/IR/BuiltinOps.h"
 #include "llvm/ADT/StringSet.h"
@@ -28,18 +29,27 @@ bool corey::ssm::observeScanInput(ScanOpInterface scan) {
     auto observe = dyn_cast_or_null<ObserveOp>(op);
     return observe && observe.getSite() == bind.getSite();
   };
-  if (feedsSite(input.getDefiningOp()) ||
-      llvm::any_of(input.getUsers(), feedsSite))
-    return false;
+  // Around a region its argument is another value.
+  for (Value same = input; same;) {
+    if (feedsSite(same.getDefiningOp()) ||
+        llvm::any_of(same.getUsers(), feedsSite))
+      return false;
+    auto argument = dyn_cast<BlockArgument>(same);
+    auto fused =
+        argument ? dyn_cast_or_null<FusedOp>(argument.getOwner()->getParentOp())
+                 : FusedOp();
+    same = fused ? fused.getInputs()[argument.getArgNumber()] : Value();
+  }
   OpBuilder builder(scan);
-  Value observed = ObserveOp::create(builder, scan.getLoc(), input.getType(),
-                                     bind.getSiteAttr(), input);
+  auto observe = ObserveOp::create(builder, scan.getLoc(), input.getType(),
+                                   bind.getSiteAttr(), input);
   for (OpOperand &operand : scan->getOpOperands())
     if (operand.get() == input) {
       // The first is the input; others may be the same value.
-      operand.set(observed);
+      operand.set(observe.getY());
       break;
     }
+  moveObservationOut(observe);
   return true;
 }
 
@@ -79,8 +89,11 @@ struct SSMBindChunks
       OpBuilder builder(scan);
       Location loc = scan.getLoc();
       Value input = scan.getScanInput();
-      Value batch = builder.createOrFold<tensor::DimOp>(loc, input, 0);
-      Value length = builder.createOrFold<tensor::DimOp>(loc, input, 1);
+      auto sizeOf = [&](int64_t axis) {
+        return getValueOrCreateConstantIndexOp(
+            builder, loc, tensor::getMixedSize(builder, loc, input, axis));
+      };
+      Value batch = sizeOf(0), length = sizeOf(1);
       scan.bindScanChunk(BindChunkOp::create(
           builder, loc, builder.getIndexType(), site, batch, length,
           policy.empty() ? StringAttr() : builder.getStringAttr(policy)));

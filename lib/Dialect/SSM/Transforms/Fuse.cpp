@@ -166,6 +166,7 @@ struct SSMFuse : public corey::ssm::impl::SSMFuseBase<SSMFuse> {
   }
 
   void runOnOperation() override {
+    keepRegions();
     if (how == FusionStrategy::None)
       return;
     SmallVector<Block *> blocks;
@@ -183,6 +184,7 @@ struct SSMFuse : public corey::ssm::impl::SSMFuseBase<SSMFuse> {
   }
 
 private:
+  void keepRegions();
   void fuseBlock(Block &block);
   double seconds(ArrayRef<Operation *> ops) const {
     return regionCost(ops, dynamicSize).seconds(*rates);
@@ -194,6 +196,28 @@ private:
   const MachineRates *rates = nullptr;
 };
 } // namespace
+
+/// Regions that are there already stay kernels: what is observed in them moves
+/// out. Of others that no emitter can make a kernel of a remark says so, as
+/// their ops become kernels of their own.
+void SSMFuse::keepRegions() {
+  SmallVector<ObserveOp> observed;
+  getOperation()->walk([&](ObserveOp op) {
+    if (isa<FusedOp>(op->getParentOp()))
+      observed.push_back(op);
+  });
+  for (ObserveOp op : observed)
+    moveObservationOut(op);
+  getOperation()->walk([&](FusedOp fused) {
+    std::string reason;
+    if (succeeded(planFusedRegion(fused, &reason)))
+      return;
+    remark::missed(fused.getLoc(), remark::RemarkOpts::name("region")
+                                       .category("ssm-fuse")
+                                       .function(getOperation().getSymName()))
+        << remark::reason("{0}", reason);
+  });
+}
 
 void SSMFuse::fuseBlock(Block &block) {
   for (Operation &op : block)

@@ -91,6 +91,13 @@ func.func @names(%u: tensor<?x?x8xf32>, %a: tensor<8x4xf32>, %b: tensor<?x?x1x4x
 // CHECK: tensor.dim %[[A]]
 // CHECK: %[[K:.+]] = ssm.bind_chunk @inner(
 // CHECK: ssm.selective_scan %[[A]], {{.*}} seq_starts(%{{.+}} : tensor<?xi32>) chunk_size(%[[K]])
+// Its input is observed before the region.
+// OBSERVE-LABEL: func.func @fused(
+// OBSERVE-SAME: %[[U:.+]]: tensor<?x?x8xf32>, %{{.+}}: tensor<8x4xf32>
+// OBSERVE-NEXT: %[[X:.+]] = ssm.observe @inner %[[U]] : tensor<?x?x8xf32>
+// OBSERVE-NEXT: ssm.fused ins(%[[X]],
+// OBSERVE-NOT: ssm.observe
+// OBSERVE: return
 func.func @fused(%u: tensor<?x?x8xf32>, %a: tensor<8x4xf32>, %b: tensor<?x?x1x4xf32>, %starts: tensor<?xi32>) -> tensor<?x?x8xf32> {
   %y = ssm.fused ins(%u, %a, %b, %starts : tensor<?x?x8xf32>, tensor<8x4xf32>, tensor<?x?x1x4xf32>, tensor<?xi32>) -> tensor<?x?x8xf32> {
   ^bb0(%c: tensor<?x?x8xf32>, %d: tensor<8x4xf32>, %e: tensor<?x?x1x4xf32>, %f: tensor<?xi32>):

@@ -12,12 +12,22 @@
 #include "mlir/Pass/Pass.h"
 
 namespace corey::ssm {
+class ObserveOp;
 class ScanOpInterface;
 
 /// Feeds the statistics of the input of a scan to the site its chunk is bound
-/// to, by an `ssm.observe` before it. Returns false, having done nothing, if
-/// the chunk is not bound to a site or its input is observed for it already.
+/// to, by an `ssm.observe` before it, outside of all `ssm.fused`. Returns
+/// false, having done nothing, if the chunk is not bound to a site or its input
+/// is observed for it already.
 bool observeScanInput(ScanOpInterface scan);
+
+/// Moves an observation out of the `ssm.fused` around it: no kernel can have
+/// one inside. What is an argument of the region is observed before it. What
+/// is computed in the region is computed before it, in a region of its own if
+/// it takes several ops, and comes back as an argument; a remark of the
+/// category `ssm-fuse` says that it is in memory now. Pointwise ops that the
+/// rest needs as well are computed in both.
+void moveObservationOut(ObserveOp observe);
 
 /// Which projections `ssm-insert-hadamard` rotates besides those that ask.
 enum class HadamardMode { None, All, Stats };

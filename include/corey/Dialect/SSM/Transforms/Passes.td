@@ -22,16 +22,59 @@ def SSMBindChunks : Pass<"ssm-bind-chunks", "::mlir::ModuleOp"> {
     is bound, unless there is one already.
 
     ```mlir
-    %y = ssm.selective_scan %u, %delta, %A, %B, %C {chunk = #ssm.chunk<runtime = @scan>} : ...
+    func.func @main(%u: tensor<?x?x64xf32>, %delta: tensor<?x?x64xf32>, %A: tensor<64x16xf32>,
+                    %B: tensor<?x?x1x16xf32>, %C: tensor<?x?x1x16xf32>) -> tensor<?x?x64xf32> {
+      %y = ssm.selective_scan %u, %delta, %A, %B, %C {chunk = #ssm.chunk<runtime = @scan>}
+          : tensor<?x?x64xf32>, tensor<?x?x64xf32>, tensor<64x16xf32>,
+            tensor<?x?x1x16xf32>, tensor<?x?x1x16xf32> -> tensor<?x?x64xf32>
+      return %y : tensor<?x?x64xf32>
+    }
     ```
 
     becomes
 
     ```mlir
-    %0 = tensor.dim %u, %c0 : tensor<?x?x64xf32>
-    %1 = tensor.dim %u, %c1 : tensor<?x?x64xf32>
-    %2 = ssm.bind_chunk @scan(%0, %1)
-    %y = ssm.selective_scan %u, %delta, %A, %B, %C chunk_size(%2) : ...
+    func.func @main(%u: tensor<?x?x64xf32>, %delta: tensor<?x?x64xf32>, %A: tensor<64x16xf32>,
+                    %B: tensor<?x?x1x16xf32>, %C: tensor<?x?x1x16xf32>) -> tensor<?x?x64xf32> {
+      %c0 = arith.constant 0 : index
+      %batch = tensor.dim %u, %c0 : tensor<?x?x64xf32>
+      %c1 = arith.constant 1 : index
+      %length = tensor.dim %u, %c1 : tensor<?x?x64xf32>
+      %chunk = ssm.bind_chunk @scan(%batch, %length)
+      %y = ssm.selective_scan %u, %delta, %A, %B, %C chunk_size(%chunk)
+          : tensor<?x?x64xf32>, tensor<?x?x64xf32>, tensor<64x16xf32>,
+            tensor<?x?x1x16xf32>, tensor<?x?x1x16xf32> -> tensor<?x?x64xf32>
+      return %y : tensor<?x?x64xf32>
+    }
+    ```
+
+    and
+
+    ```mlir
+    func.func @main(%x: tensor<1x512x8x64xf32>, %dt: tensor<1x512x8xf32>, %A: tensor<8xf32>,
+                    %B: tensor<1x512x1x64xf32>, %C: tensor<1x512x1x64xf32>) -> tensor<1x512x8x64xf32> {
+      %y = ssm.ssd %x dt(%dt : tensor<1x512x8xf32>) A(%A : tensor<8xf32>) B(%B) C(%C)
+          : tensor<1x512x8x64xf32>, tensor<1x512x1x64xf32>, tensor<1x512x1x64xf32>
+          -> tensor<1x512x8x64xf32>
+      return %y : tensor<1x512x8x64xf32>
+    }
+    ```
+
+    becomes, with `policy=entropy observe=true`,
+
+    ```mlir
+    func.func @main(%x: tensor<1x512x8x64xf32>, %dt: tensor<1x512x8xf32>, %A: tensor<8xf32>,
+                    %B: tensor<1x512x1x64xf32>, %C: tensor<1x512x1x64xf32>) -> tensor<1x512x8x64xf32> {
+      %batch = arith.constant 1 : index
+      %length = arith.constant 512 : index
+      %chunk = ssm.bind_chunk @scan0(%batch, %length) {policy = "entropy"}
+      %seen = ssm.observe @scan0 %x : tensor<1x512x8x64xf32>
+      %y = ssm.ssd %seen dt(%dt : tensor<1x512x8xf32>) A(%A : tensor<8xf32>) B(%B) C(%C)
+          chunk_size(%chunk)
+          : tensor<1x512x8x64xf32>, tensor<1x512x1x64xf32>, tensor<1x512x1x64xf32>
+          -> tensor<1x512x8x64xf32>
+      return %y : tensor<1x512x8x64xf32>
+    }
     ```
   }];
   let options = [
@@ -74,24 +117,114 @@ def SSMFuse : Pass<"ssm-fuse", "::mlir::func::FuncOp"> {
     passed if it was accepted, missed with a reason if not.
 
     ```mlir
-    %0 = ssm.softplus %dt : tensor<?x?x64xf32>
-    %y = ssm.selective_scan %u, %0, %A, %B, %C : ...
-    %1 = ssm.mul %y, %g : tensor<?x?x64xf32>, tensor<?x?x64xf32>
+    func.func @main(%u: tensor<?x?x64xf32>, %delta: tensor<?x?x64xf32>, %A: tensor<64x16xf32>,
+                    %B: tensor<?x?x1x16xf32>, %C: tensor<?x?x1x16xf32>, %gate: tensor<?x?x64xf32>)
+        -> tensor<?x?x64xf32> {
+      %dt = ssm.softplus %delta : tensor<?x?x64xf32>
+      %y = ssm.selective_scan %u, %dt, %A, %B, %C
+          : tensor<?x?x64xf32>, tensor<?x?x64xf32>, tensor<64x16xf32>,
+            tensor<?x?x1x16xf32>, tensor<?x?x1x16xf32> -> tensor<?x?x64xf32>
+      %z = ssm.mul %y, %gate : tensor<?x?x64xf32>, tensor<?x?x64xf32>
+      return %z : tensor<?x?x64xf32>
+    }
     ```
 
     becomes
 
     ```mlir
-    %1 = ssm.fused ins(%dt, %u, %A, %B, %C, %g : ...) score(#ssm.score<...>) -> tensor<?x?x64xf32> {
-    ^bb0(...):
-      %0 = ssm.softplus ...
-      %y = ssm.selective_scan ...
-      %1 = ssm.mul ...
-      ssm.yield %1 : tensor<?x?x64xf32>
+    func.func @main(%u: tensor<?x?x64xf32>, %delta: tensor<?x?x64xf32>, %A: tensor<64x16xf32>,
+                    %B: tensor<?x?x1x16xf32>, %C: tensor<?x?x1x16xf32>, %gate: tensor<?x?x64xf32>)
+        -> tensor<?x?x64xf32> {
+      %0 = ssm.fused ins(%delta, %u, %A, %B, %C, %gate
+            : tensor<?x?x64xf32>, tensor<?x?x64xf32>, tensor<64x16xf32>,
+              tensor<?x?x1x16xf32>, tensor<?x?x1x16xf32>, tensor<?x?x64xf32>)
+          score(<entropy = 0.5, intensity = 0.6076, memory = 0.2686, score = 0.7439, threshold = 0.52>)
+          -> tensor<?x?x64xf32> {
+      ^bb0(%d: tensor<?x?x64xf32>, %x: tensor<?x?x64xf32>, %a: tensor<64x16xf32>,
+           %b: tensor<?x?x1x16xf32>, %c: tensor<?x?x1x16xf32>, %g: tensor<?x?x64xf32>):
+        %dt = ssm.softplus %d : tensor<?x?x64xf32>
+        %y = ssm.selective_scan %x, %dt, %a, %b, %c
+            : tensor<?x?x64xf32>, tensor<?x?x64xf32>, tensor<64x16xf32>,
+              tensor<?x?x1x16xf32>, tensor<?x?x1x16xf32> -> tensor<?x?x64xf32>
+        %z = ssm.mul %y, %g : tensor<?x?x64xf32>, tensor<?x?x64xf32>
+        ssm.yield %z : tensor<?x?x64xf32>
+      }
+      return %0 : tensor<?x?x64xf32>
+    }
+    ```
+
+    The least predicted time finds a kernel where the published score finds none; what
+    is added to the projection is its residual with either:
+
+    ```mlir
+    func.func @main(%x: tensor<?x64xf32>, %w: tensor<64x64xf32>, %scale: tensor<64xf32>)
+        -> tensor<?x64xf32> {
+      %0 = ssm.silu %x : tensor<?x64xf32>
+      %1 = ssm.mul %0, %scale : tensor<?x64xf32>, tensor<64xf32>
+      %2 = ssm.projection %1, %w : tensor<?x64xf32>, tensor<64x64xf32> -> tensor<?x64xf32>
+      %3 = ssm.add %2, %x : tensor<?x64xf32>, tensor<?x64xf32>
+      return %3 : tensor<?x64xf32>
+    }
+    ```
+
+    becomes, with `strategy=dp score=physical`,
+
+    ```mlir
+    func.func @main(%x: tensor<?x64xf32>, %w: tensor<64x64xf32>, %scale: tensor<64xf32>)
+        -> tensor<?x64xf32> {
+      %0 = ssm.fused ins(%x, %scale : tensor<?x64xf32>, tensor<64xf32>)
+          score(<entropy = 0.5, intensity = 0.02706, memory = 0.0, score = 0.26, threshold = 0.0>)
+          -> tensor<?x64xf32> {
+      ^bb0(%in: tensor<?x64xf32>, %by: tensor<64xf32>):
+        %2 = ssm.silu %in : tensor<?x64xf32>
+        %3 = ssm.mul %2, %by : tensor<?x64xf32>, tensor<64xf32>
+        ssm.yield %3 : tensor<?x64xf32>
+      }
+      %1 = ssm.projection %0, %w residual(%x : tensor<?x64xf32>)
+          : tensor<?x64xf32>, tensor<64x64xf32> -> tensor<?x64xf32>
+      return %1 : tensor<?x64xf32>
     }
     ```
 
     A block that holds scored regions already is left alone.
+
+    Regions that are there already stay as they are, but for an `ssm.observe`, which
+    no kernel can have inside: what it observes is made before, by a kernel of its
+    own if it was no argument of the region.
+
+    ```mlir
+    func.func @main(%x: tensor<?x64xf32>, %scale: tensor<64xf32>) -> tensor<?x64xf32> {
+      %y = ssm.fused ins(%x, %scale : tensor<?x64xf32>, tensor<64xf32>) -> tensor<?x64xf32> {
+      ^bb0(%in: tensor<?x64xf32>, %by: tensor<64xf32>):
+        %0 = ssm.mul %in, %by : tensor<?x64xf32>, tensor<64xf32>
+        %seen = ssm.observe @site %0 : tensor<?x64xf32>
+        %1 = ssm.silu %seen : tensor<?x64xf32>
+        %2 = ssm.add %1, %in : tensor<?x64xf32>, tensor<?x64xf32>
+        ssm.yield %2 : tensor<?x64xf32>
+      }
+      return %y : tensor<?x64xf32>
+    }
+    ```
+
+    becomes
+
+    ```mlir
+    func.func @main(%x: tensor<?x64xf32>, %scale: tensor<64xf32>) -> tensor<?x64xf32> {
+      %0 = ssm.mul %x, %scale : tensor<?x64xf32>, tensor<64xf32>
+      %seen = ssm.observe @site %0 : tensor<?x64xf32>
+      %y = ssm.fused ins(%x, %scale, %seen : tensor<?x64xf32>, tensor<64xf32>, tensor<?x64xf32>)
+          -> tensor<?x64xf32> {
+      ^bb0(%in: tensor<?x64xf32>, %by: tensor<64xf32>, %product: tensor<?x64xf32>):
+        %1 = ssm.silu %product : tensor<?x64xf32>
+        %2 = ssm.add %1, %in : tensor<?x64xf32>, tensor<?x64xf32>
+        ssm.yield %2 : tensor<?x64xf32>
+      }
+      return %y : tensor<?x64xf32>
+    }
+    ```
+
+    Remarks say which values that brings into memory, and of which regions no kernel
+    can be made.
   }];
   let options = [
     Option<"strategy", "strategy", "std::string", /*default=*/"\"entropy\"",
@@ -132,7 +265,9 @@ def SSMWeightsToArguments : Pass<"ssm-weights-to-arguments", "::mlir::ModuleOp">
     ssm.weight @w : tensor<64xf32>
     func.func @main(%x: tensor<?x64xf32>) -> tensor<?x64xf32> {
       %w = ssm.get_weight @w : tensor<64xf32>
-      ...
+      %y = ssm.mul %x, %w : tensor<?x64xf32>, tensor<64xf32>
+      return %y : tensor<?x64xf32>
+    }
     ```
 
     becomes
@@ -140,7 +275,9 @@ def SSMWeightsToArguments : Pass<"ssm-weights-to-arguments", "::mlir::ModuleOp">
     ```mlir
     ssm.weight @w : tensor<64xf32>
     func.func @main(%x: tensor<?x64xf32>, %w: tensor<64xf32> {ssm.weight = "w"}) -> tensor<?x64xf32> {
-      ...
+      %y = ssm.mul %x, %w : tensor<?x64xf32>, tensor<64xf32>
+      return %y : tensor<?x64xf32>
+    }
     ```
   }];
   let statistics = [
@@ -160,6 +297,42 @@ def SSMShapeFunctions : Pass<"ssm-shape-functions", "::mlir::ModuleOp"> {
     is not simply a dimension of an argument. A message of `>=` marks a bound:
     the first size must be at least what a slice needs, and the second is the
     larger of the two. Calls must have been inlined.
+
+    ```mlir
+    func.func @main(%x: tensor<?x64xf32>, %y: tensor<?x64xf32>) -> tensor<?x64xf32> {
+      %z = ssm.add %x, %y : tensor<?x64xf32>, tensor<?x64xf32>
+      return %z : tensor<?x64xf32>
+    }
+    ```
+
+    becomes
+
+    ```mlir
+    func.func @main.shapes(%in: memref<?xindex>, %out: memref<?xindex>)
+        attributes {ssm.constraints = [[1, 0, 0, 0, ""]]} {
+      %c64 = arith.constant 64 : index
+      %x = arith.constant 0 : index
+      %c0 = arith.constant 0 : index
+      %rows = memref.load %in[%c0] : memref<?xindex>
+      %c2 = arith.constant 2 : index
+      %left = memref.load %in[%c2] : memref<?xindex>
+      %c0_1 = arith.constant 0 : index
+      %right = memref.load %in[%c0_1] : memref<?xindex>
+      %c0_2 = arith.constant 0 : index
+      memref.store %rows, %out[%c0_2] : memref<?xindex>
+      %c1 = arith.constant 1 : index
+      memref.store %c64, %out[%c1] : memref<?xindex>
+      %c2_3 = arith.constant 2 : index
+      memref.store %left, %out[%c2_3] : memref<?xindex>
+      %c3 = arith.constant 3 : index
+      memref.store %right, %out[%c3] : memref<?xindex>
+      return
+    }
+    func.func @main(%x: tensor<?x64xf32>, %y: tensor<?x64xf32>) -> tensor<?x64xf32> {
+      %z = ssm.add %x, %y : tensor<?x64xf32>, tensor<?x64xf32>
+      return %z : tensor<?x64xf32>
+    }
+    ```
 
     The run time sizes outputs and refuses inconsistent arguments with it before
     anything runs.
@@ -211,13 +384,7 @@ def SSMAnnotateStats : Pass<"ssm-annotate-stats", "::mlir::ModuleOp"> {
   let summary = "Attach measured statistics to values";
   let description = [{
     Reads a profile, as `corey-run --profile` writes it, and attaches to every
-    value that has an entry its `#ssm.stats`. The profile is JSON:
-
-        {"schema": "corey-profile", "version": 1, "values": [
-          {"site": "main.projection#0", "entropy": 2.2, "bins": 256, "min": -1.0,
-           "max": 4.0, "mean": 0.1, "variance": 0.8, "kurtosis": 9.2, ...}, ...]}
-
-    A site is the name of an `ssm.observe` of the value, or the name that
+    value that has an entry its `#ssm.stats`. A site is the name of an `ssm.observe` of the value, or the name that
     `ssm-observe-values` would give it; the module must be the one the profile was
     measured on (for `corey-run`, the captured one: inlined, canonicalized). Other
     members of an entry are ignored. Of a program that ran several times the range,
@@ -237,11 +404,23 @@ def SSMAnnotateStats : Pass<"ssm-annotate-stats", "::mlir::ModuleOp"> {
     }
     ```
 
-    becomes, for a profile with the sites `main.arg#0` and `main.silu#0`,
+    becomes, with `profile=profile.json` that holds
+
+    ```json
+    {"schema": "corey-profile", "version": 1, "values": [
+      {"site": "main.arg#0", "entropy": 4.5, "bins": 256, "min": -4.0, "max": 4.5,
+       "mean": 0.25, "variance": 1.0, "kurtosis": 3.0},
+      {"site": "main.silu#0", "entropy": 3.5, "bins": 256, "min": -0.25, "max": 4.5,
+       "mean": 0.5, "variance": 0.75, "kurtosis": 6.5} ]}
+    ```
 
     ```mlir
-    func.func @main(%x: tensor<?x64xf32> {ssm.stats = #ssm.stats<entropy = 4.1, ...>}) -> tensor<?x64xf32> {
-      %y = ssm.silu %x {ssm.stats = #ssm.stats<entropy = 3.2, ...>} : tensor<?x64xf32>
+    func.func @main(%x: tensor<?x64xf32> {ssm.stats = #ssm.stats<entropy = 4.5, bins = 256,
+                        min = -4.0, max = 4.5, mean = 0.25, variance = 1.0, kurtosis = 3.0>})
+        -> tensor<?x64xf32> {
+      %y = ssm.silu %x {ssm.stats = #ssm.stats<entropy = 3.5, bins = 256,
+                        min = -0.25, max = 4.5, mean = 0.5, variance = 0.75, kurtosis = 6.5>}
+          : tensor<?x64xf32>
       return %y : tensor<?x64xf32>
     }
     ```
@@ -269,15 +448,25 @@ def SSMInsertHadamard : Pass<"ssm-insert-hadamard", "::mlir::func::FuncOp"> {
     depends on weights alone: `ssm-hoist-weights` moves it out of the function.
 
     ```mlir
-    %y = ssm.projection %x, %w : tensor<?x?x768xf32>, tensor<64x768xf32> -> tensor<?x?x64xf32>
+    func.func @main(%x: tensor<?x?x768xf32> {ssm.stats = #ssm.stats<entropy = 2.0, bins = 256,
+                        min = -30.0, max = 40.0, mean = 0.0, variance = 1.0, kurtosis = 90.0>},
+                    %w: tensor<64x768xf32>) -> tensor<?x?x64xf32> {
+      %y = ssm.projection %x, %w : tensor<?x?x768xf32>, tensor<64x768xf32> -> tensor<?x?x64xf32>
+      return %y : tensor<?x?x64xf32>
+    }
     ```
 
     becomes
 
     ```mlir
-    %0 = ssm.hadamard %x {block = 256 : i64} : tensor<?x?x768xf32> -> tensor<?x?x768xf32>
-    %1 = ssm.hadamard %w {block = 256 : i64} : tensor<64x768xf32> -> tensor<64x768xf32>
-    %y = ssm.projection %0, %1 : tensor<?x?x768xf32>, tensor<64x768xf32> -> tensor<?x?x64xf32>
+    func.func @main(%x: tensor<?x?x768xf32> {ssm.stats = #ssm.stats<entropy = 2.0, bins = 256,
+                        min = -30.0, max = 40.0, mean = 0.0, variance = 1.0, kurtosis = 90.0>},
+                    %w: tensor<64x768xf32>) -> tensor<?x?x64xf32> {
+      %0 = ssm.hadamard %x {block = 256 : i64} : tensor<?x?x768xf32> -> tensor<?x?x768xf32>
+      %1 = ssm.hadamard %w {block = 256 : i64} : tensor<64x768xf32> -> tensor<64x768xf32>
+      %y = ssm.projection %0, %1 : tensor<?x?x768xf32>, tensor<64x768xf32> -> tensor<?x?x64xf32>
+      return %y : tensor<?x?x64xf32>
+    }
     ```
 
     Insertion is by demand. A projection marked `ssm.rotate` asks for it and gets
@@ -350,17 +539,50 @@ def SSMFoldHadamard : Pass<"ssm-fold-hadamard", "::mlir::ModuleOp"> {
     scan ends a rotation.
 
     ```mlir
-    %1 = ssm.projection %0, %w0 : tensor<?x64xf32>, tensor<128x64xf32> -> tensor<?x128xf32>
-    %2 = ssm.hadamard %1 {block = 128 : i64} : tensor<?x128xf32> -> tensor<?x128xf32>
+    ssm.weight @w : tensor<128x64xf32>
+    func.func @main(%x: tensor<?x64xf32>) -> tensor<?x128xf32> {
+      %w = ssm.get_weight @w : tensor<128x64xf32>
+      %0 = ssm.projection %x, %w : tensor<?x64xf32>, tensor<128x64xf32> -> tensor<?x128xf32>
+      %1 = ssm.hadamard %0 {block = 128 : i64} : tensor<?x128xf32> -> tensor<?x128xf32>
+      return %1 : tensor<?x128xf32>
+    }
     ```
 
     becomes
 
     ```mlir
-    %t = linalg.transpose ins(%w0 : tensor<128x64xf32>) outs(%e : tensor<64x128xf32>) permutation = [1, 0]
-    %h = ssm.hadamard %t {block = 128 : i64} : tensor<64x128xf32> -> tensor<64x128xf32>
-    %w = linalg.transpose ins(%h : tensor<64x128xf32>) outs(%f : tensor<128x64xf32>) permutation = [1, 0]
-    %2 = ssm.projection %0, %w : tensor<?x64xf32>, tensor<128x64xf32> -> tensor<?x128xf32>
+    ssm.weight @w : tensor<128x64xf32>
+    func.func @main(%x: tensor<?x64xf32>) -> tensor<?x128xf32> {
+      %w = ssm.get_weight @w : tensor<128x64xf32>
+      %e = tensor.empty() : tensor<64x128xf32>
+      %t = linalg.transpose ins(%w : tensor<128x64xf32>) outs(%e : tensor<64x128xf32>) permutation = [1, 0]
+      %h = ssm.hadamard %t {block = 128 : i64} : tensor<64x128xf32> -> tensor<64x128xf32>
+      %f = tensor.empty() : tensor<128x64xf32>
+      %r = linalg.transpose ins(%h : tensor<64x128xf32>) outs(%f : tensor<128x64xf32>) permutation = [1, 0]
+      %0 = ssm.projection %x, %r : tensor<?x64xf32>, tensor<128x64xf32> -> tensor<?x128xf32>
+      return %0 : tensor<?x128xf32>
+    }
+    ```
+
+    and two rotations meet over a sum:
+
+    ```mlir
+    func.func @main(%x: tensor<?x128xf32>, %y: tensor<?x128xf32>) -> tensor<?x128xf32> {
+      %0 = ssm.hadamard %x {block = 128 : i64} : tensor<?x128xf32> -> tensor<?x128xf32>
+      %1 = ssm.hadamard %y {block = 128 : i64} : tensor<?x128xf32> -> tensor<?x128xf32>
+      %2 = ssm.sub %0, %1 : tensor<?x128xf32>, tensor<?x128xf32>
+      %3 = ssm.hadamard %2 {block = 128 : i64} : tensor<?x128xf32> -> tensor<?x128xf32>
+      return %3 : tensor<?x128xf32>
+    }
+    ```
+
+    becomes
+
+    ```mlir
+    func.func @main(%x: tensor<?x128xf32>, %y: tensor<?x128xf32>) -> tensor<?x128xf32> {
+      %0 = ssm.sub %x, %y : tensor<?x128xf32>, tensor<?x128xf32>
+      return %0 : tensor<?x128xf32>
+    }
     ```
 
     What it adds on the weight side is left to `ssm-hoist-weights`; if the module
@@ -387,11 +609,16 @@ def SSMHoistWeights : Pass<"ssm-hoist-weights", "::mlir::ModuleOp"> {
 
     ```mlir
     ssm.weight @A_log : tensor<64x16xf32>
-    func.func @main(%u: tensor<?x?x64xf32>, ...) {
+    func.func @main(%u: tensor<?x?x64xf32>, %delta: tensor<?x?x64xf32>, %B: tensor<?x?x1x16xf32>,
+                    %C: tensor<?x?x1x16xf32>) -> tensor<?x?x64xf32> {
       %0 = ssm.get_weight @A_log : tensor<64x16xf32>
       %1 = ssm.exp %0 : tensor<64x16xf32>
       %A = ssm.neg %1 : tensor<64x16xf32>
-      %y = ssm.selective_scan %u, %delta, %A, ...
+      %y = ssm.selective_scan %u, %delta, %A, %B, %C
+          : tensor<?x?x64xf32>, tensor<?x?x64xf32>, tensor<64x16xf32>,
+            tensor<?x?x1x16xf32>, tensor<?x?x1x16xf32> -> tensor<?x?x64xf32>
+      return %y : tensor<?x?x64xf32>
+    }
     ```
 
     becomes
@@ -405,9 +632,14 @@ def SSMHoistWeights : Pass<"ssm-hoist-weights", "::mlir::ModuleOp"> {
       %2 = ssm.neg %1 : tensor<64x16xf32>
       return %2 : tensor<64x16xf32>
     }
-    func.func @main(%u: tensor<?x?x64xf32>, ...) {
+    func.func @main(%u: tensor<?x?x64xf32>, %delta: tensor<?x?x64xf32>, %B: tensor<?x?x1x16xf32>,
+                    %C: tensor<?x?x1x16xf32>) -> tensor<?x?x64xf32> {
       %A = ssm.get_weight @prepared0 : tensor<64x16xf32>
-      %y = ssm.selective_scan %u, %delta, %A, ...
+      %y = ssm.selective_scan %u, %delta, %A, %B, %C
+          : tensor<?x?x64xf32>, tensor<?x?x64xf32>, tensor<64x16xf32>,
+            tensor<?x?x1x16xf32>, tensor<?x?x1x16xf32> -> tensor<?x?x64xf32>
+      return %y : tensor<?x?x64xf32>
+    }
     ```
 
     Functions share what they have in common. Slices, reshapes and plain

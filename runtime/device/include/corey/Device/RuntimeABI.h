@@ -115,6 +115,28 @@ void corey_rt_check_sequence_count(int64_t count, int64_t length);
 void corey_rt_check_sequence_start(int64_t sequence, int64_t start,
                                    int64_t previous, int64_t length);
 
+/// What a kernel has found wrong with what its operands hold. One record a
+/// call, zero when the call begins; the first kernel that finds something
+/// writes it.
+struct corey_rt_device_error {
+  /// 0: nothing is wrong.
+  /// 1: an id of an embedding, `value`, is not in [0, limit); what
+  ///    corey_rt_bad_index(value, limit) reports. If there are several, any.
+  /// 2: the start of sequence `position`, `value`, is wrong with the one before
+  ///    it, `previous` (that of sequence 0 for itself), and `limit` tokens;
+  ///    what corey_rt_check_sequence_start(position, value, previous, limit)
+  ///    reports. If there are several, the first.
+  int32_t kind;
+  int32_t reserved;
+  int64_t value, limit, position, previous;
+};
+
+/// The device address of the record of the call in progress. It lies in memory
+/// of the host that the device can write to, and is aligned to 8 bytes. Kernels
+/// write it with ordinary stores: the host may read it when the stream has run
+/// past them, and has to fail the call then if `kind` is not 0.
+int64_t corey_rt_device_error_slot(void);
+
 #ifdef __cplusplus
 } // extern "C"
 #endif

@@ -1,0 +1,285 @@
+//===- CausalConv.cpp - GPU kernel of causal_conv -------------------------===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+//
+// A thread has a run of tokens of neighbouring channels, as many as are loaded
+// at once; neighbouring threads have neighbouring channels, then further runs.
+// It reads the W - 1 inputs before its run again, keeps the last inputs in
+// registers, and loads the next tokens while it computes with the present ones.
+//
+// How long a run is the host decides: long, so that few inputs are read twice,
+// but no longer than that all multiprocessors have work.
+//
+//===----------------------------------------------------------------------===//
+
+#include "GPULowering.h"
+#include <numeric>
+
+using namespace mlir;
+using namespace corey;
+using namespace corey::ssm;
+
+static constexpr int64_t kThreads = 128;
+/// Threads of a multiprocessor at a time, by the registers that they need for
+/// eight channels each.
+static constexpr int64_t kResidentThreads = 512;
+/// Tokens that are loaded together: no fewer than a window looks back.
+static constexpr int64_t kSteps = 4;
+static constexpr int64_t kMaxRun = 32;
+
+namespace {
+class CausalConvKernel {
+public:
+  CausalConvKernel(GPULowering &e, CausalConvOp op)
+      : e(e), op(op), y(e.allocate(0)),
+        last(op.getFinalState() ? e.allocate(1) : Value()),
+        sequences(e, y, e.buffer(op.getSeqStarts())),
+        isPacked(static_cast<bool>(op.getSeqStarts())) {
+    auto weight = cast<RankedTensorType>(op.getWeight().getType());
+    channels = weight.getDimSize(0);
+    width = weight.getDimSize(1);
+    count = std::gcd(e.streamAlignment(op.getX()), e.outputAlignment(y));
+    if (last)
+      count = std::gcd(count, rowAlignment(op.getFinalState()));
+  }
+
+  void emit();
+
+private:
+  /// Where a thread works: tokens from `start` of a sequence on.
+  struct Place {
+    Val sequence, start;
+    Val batch, begin, tokens;
+  };
+  /// `slot` counts runs of the grid's row or, packed, of all sequences.
+  Place placeOf(KernelBuilder &k, Val slot, Val run) const;
+
+  GPULowering &e;
+  CausalConvOp op;
+  Value y, last;
+  DeviceSequences sequences;
+  bool isPacked;
+  int64_t channels, width, count;
+};
+} // namespace
+
+CausalConvKernel::Place CausalConvKernel::placeOf(KernelBuilder &k, Val slot,
+                                                  Val run) const {
+  Val sequence = rowOfBlock(k), local = slot;
+  if (isPacked) {
+    // Sequence i has the slots from begin(i) / run + i on, rounded down: enough
+    // for all of its tokens, and none of them another's. The last sequence that
+    // starts at or before the slot has it.
+    Val rounds = k.i32(32) - k.intrinsic("llvm.ctlz.i32", k.i32Type(),
+                                         {k.i32Argument(sequences.count),
+                                          k.boolean(false)});
+    Val run64 = k.toI64(run);
+    Vals found = k.forLoop(
+        k.i32(0), rounds, 1, {k.i32(0), k.i32Argument(sequences.count)},
+        [&](Val, ArrayRef<Val> in) -> Vals {
+          Val middle = (in[0] + in[1]) >> 1;
+          Val begin = k.toI64(sequences.range(k, middle).begin);
+          Val isBefore = begin < (k.toI64(slot - middle) + 1) * run64;
+          return {k.select(isBefore, middle, in[0]),
+                  k.select(isBefore, in[1], middle)};
+        });
+    sequence = found[0];
+    local = slot - sequence - sequences.range(k, sequence).begin / run;
+  } else {
+    // Rows beyond the last are read nowhere.
+    sequence = k.min(sequence, k.i32Argument(sequences.count) - 1);
+  }
+  auto [batch, begin, tokens] = sequences.range(k, sequence);
+  return {sequence, k.toI64(local) * k.toI64(run), k.toI64(batch),
+          k.toI64(begin), tokens};
+}
+
+void CausalConvKernel::emit() {
+  KernelBuilder k(e.host, e.loc, e.kernels, "causal_conv",
+                  // Left to itself the back end spills for more threads.
+                  {kThreads, count == 8 ? kResidentThreads / kThreads : 0});
+  InputStream x(e, k, op.getX());
+  OutputStream output(e, k, y);
+  DeviceTensor weight(e, k, e.buffer(op.getWeight()));
+  DeviceTensor bias(e, k, e.buffer(op.getBias()));
+  DeviceTensor initial(e, k, e.buffer(op.getInitialState()));
+  DeviceTensor state(e, k, last);
+  int64_t pieces = channels / count;
+
+  // Runs of a multiple of kSteps tokens.
+  Value tokensOfAll =
+      isPacked ? sequences.length : e.mul(sequences.count, sequences.length);
+  Value wanted =
+      e.ceilDiv(e.mul(tokensOfAll, pieces),
+                e.index(e.target.multiprocessors * kResidentThreads * kSteps));
+  Value runLength = e.mul(
+      e.min(e.max(wanted, e.index(1)), e.index(kMaxRun / kSteps)), kSteps);
+  // A sequence without tokens still has a state.
+  Value slots = e.max(e.ceilDiv(sequences.length, runLength), e.index(1));
+  if (isPacked)
+    slots = e.add(slots, sequences.count);
+  Value blocks = e.ceilDiv(e.mul(slots, pieces), e.index(kThreads));
+
+  Val run = k.i32Argument(runLength);
+  Val thread = k.toI64(k.blockIdx('x')) * kThreads + k.toI64(k.threadIdx());
+  Val slot = k.toI32(thread / double(pieces));
+  Val channel = (thread % pieces) * double(count);
+  Place place = placeOf(k, slot, run);
+  Val limit = k.toI64(k.max(place.tokens, k.i32(1)));
+  Val active = (place.start >= 0) & (place.start < limit);
+  if (!isPacked)
+    active = active & (rowOfBlock(k) < k.i32Argument(sequences.count));
+
+  // The value of an input before the first token of the sequence, `j` counting
+  // from the oldest.
+  auto older = [&](Val j) {
+    if (initial)
+      return initial.elements({place.sequence, j}, channel, count,
+                              rowAlignment(op.getInitialState()));
+    return Vals(count, k.f32(0));
+  };
+
+  k.ifThen(active & (place.start < k.toI64(place.tokens)), [&] {
+    Val start = k.toI32(place.start);
+    Val todo = k.min(place.tokens - start, run);
+    Val row = place.begin + place.start;
+    Cursor from = x.at({place.batch, row}, channel);
+    Cursor to = output.at({place.batch, row}, channel);
+
+    // Tokens from t0 on; those beyond the run are its last again.
+    auto load = [&](Val t0) {
+      Vals loaded;
+      for (int64_t i = 0; i < kSteps; ++i)
+        llvm::append_range(
+            loaded,
+            x.load(x.moved(from, k.min(t0 + double(i), todo - 1)), count));
+      return loaded;
+    };
+    // All that the first tokens need is asked for before any of it is used.
+    Val isFirst = start == 0;
+    SmallVector<Vals> before;
+    for (int64_t j = 1 - width; j < 0; ++j)
+      before.push_back(
+          x.load(x.moved(from, k.select(isFirst, k.i32(0), k.i32(j))), count));
+    Vals loaded = load(k.i32(0));
+    SmallVector<Vals> taps;
+    for (int64_t c = 0; c < count; ++c)
+      taps.push_back(weight.elements({channel + double(c)}, k.i32(0), width,
+                                     rowAlignment(op.getWeight())));
+    Vals shift(count, k.f32(0));
+    if (bias)
+      shift = bias.elements({}, channel, count, rowAlignment(op.getBias()));
+
+    Vals window;
+    auto haloValues = [&] {
+      Vals values;
+      for (const Vals &raw : before)
+        llvm::append_range(values, x.values(raw, count));
+      return values;
+    };
+    if (initial)
+      window = k.ifValues(
+          isFirst,
+          [&] {
+            Vals values;
+            for (int64_t j = 0; j + 1 < width; ++j)
+              llvm::append_range(values, older(k.i32(j)));
+            return values;
+          },
+          haloValues);
+    else
+      for (Val value : haloValues())
+        window.push_back(k.select(isFirst, k.f32(0), value));
+
+    // Of the values of W tokens, channels innermost.
+    auto finish = [&](ArrayRef<Val> inputs, Val t) {
+      Vals sums;
+      for (int64_t c = 0; c < count; ++c) {
+        Val sum = shift[c];
+        for (int64_t j = 0; j < width; ++j)
+          sum = k.fma(taps[c][j], inputs[j * count + c], sum);
+        sums.push_back(op.getSilu() ? k.silu(sum) : sum);
+      }
+      output.store(output.moved(to, t), sums);
+    };
+    auto inputsOf = [&](ArrayRef<Val> window, ArrayRef<Val> loaded,
+                        int64_t steps) {
+      Vals inputs(window);
+      for (int64_t i = 0; i < steps; ++i)
+        llvm::append_range(
+            inputs,
+            x.values(loaded.slice(i * x.numLoaded(), x.numLoaded()), count));
+      return inputs;
+    };
+
+    size_t kept = window.size();
+    Val full = todo - (todo & (kSteps - 1));
+    Vals carried(window);
+    llvm::append_range(carried, loaded);
+    Vals end = k.forLoop(
+        k.i32(0), full, kSteps, carried, [&](Val t0, ArrayRef<Val> in) -> Vals {
+          Vals next = load(t0 + double(kSteps));
+          Vals inputs =
+              inputsOf(in.take_front(kept), in.drop_front(kept), kSteps);
+          for (int64_t i = 0; i < kSteps; ++i)
+            finish(ArrayRef(inputs).slice(i * count, width * count),
+                   t0 + double(i));
+          Vals yielded(ArrayRef(inputs).take_back(kept));
+          llvm::append_range(yielded, next);
+          return yielded;
+        });
+    k.ifThen(full < todo, [&] {
+      Vals inputs = inputsOf(ArrayRef(end).take_front(kept),
+                             ArrayRef(end).drop_front(kept), kSteps - 1);
+      for (int64_t i = 0; i + 1 < kSteps; ++i)
+        k.ifThen(full + double(i) < todo, [&] {
+          finish(ArrayRef(inputs).slice(i * count, width * count),
+                 full + double(i));
+        });
+    });
+  });
+
+  // Who has the last token has the state behind it.
+  if (state)
+    k.ifThen(
+        active & (place.start + k.toI64(run) >= k.toI64(place.tokens)), [&] {
+          for (int64_t j = 0; j + 1 < width; ++j) {
+            Val token = place.tokens - double(width - 1 - j);
+            Vals values = k.ifValues(
+                token >= 0,
+                [&] {
+                  Cursor at = x.at({place.batch, place.begin + k.toI64(token)},
+                                   channel);
+                  return x.values(x.load(at, count), count);
+                },
+                [&] { return older(place.tokens + double(j)); });
+            k.store(k.pack(values, state.element),
+                    state.at({place.sequence, k.i32(j)}, channel));
+          }
+        });
+  Value rows = isPacked ? e.min(sequences.count, e.index(1)) : sequences.count;
+  k.launch(e.gridOf(blocks, rows));
+  SmallVector<Value> results{y};
+  if (last)
+    results.push_back(last);
+  e.replaceWith(results);
+}
+
+namespace {
+struct CausalConvLowering : public GPULoweringPattern<CausalConvOp> {
+  using GPULoweringPattern::GPULoweringPattern;
+  LogicalResult matchAndRewrite(CausalConvOp op,
+                                PatternRewriter &rewriter) const override {
+    GPULowering e(rewriter, op, target);
+    CausalConvKernel(e, op).emit();
+    return success();
+  }
+};
+} // namespace
+
+void corey::populateGPUConvLowerings(RewritePatternSet &patterns,
+                                     GPUTarget target) {
+  patterns.add<CausalConvLowering>(patterns.getContext(), target);
+}
