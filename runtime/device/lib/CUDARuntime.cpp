@@ -8,6 +8,7 @@
 #include "corey/Device/CUDA.h"
 #include "corey/Device/RuntimeABI.h"
 #include <chrono>
+#include <cstring>
 #include <iterator>
 
 using namespace corey;
@@ -201,6 +202,46 @@ int64_t corey_rt_device_gemm(int64_t x, int64_t w, int64_t y, int64_t bias,
     return *done;
   check(done.takeStatus());
   return 1;
+}
+
+//===----------------------------------------------------------------------===//
+// Errors that kernels find
+//===----------------------------------------------------------------------===//
+
+int64_t corey_rt_device_error_slot(void) {
+  cuda::Call *call = deviceCall();
+  if (!call)
+    return 0;
+  if (!call->errors.data()) {
+    Expected<PinnedBuffer> buffer = PinnedBuffer::allocate(
+        call->device, sizeof(struct corey_rt_device_error));
+    if (!buffer) {
+      check(buffer.takeStatus());
+      return 0;
+    }
+    std::memset(buffer->data(), 0, sizeof(struct corey_rt_device_error));
+    call->errors = std::move(*buffer);
+  }
+  // Addresses are unified: the device's is the host's.
+  return static_cast<int64_t>(reinterpret_cast<intptr_t>(call->errors.data()));
+}
+
+Status cuda::takeDeviceError(Call &call) {
+  auto *shared =
+      static_cast<volatile struct corey_rt_device_error *>(call.errors.data());
+  if (!shared || shared->kind == 0)
+    return Status::ok();
+  int32_t kind = shared->kind;
+  int64_t value = shared->value, limit = shared->limit,
+          position = shared->position, previous = shared->previous;
+  shared->kind = 0;
+  if (kind == 1)
+    return device::indexError(value, limit);
+  Status status = device::sequenceStartError(position, value, previous, limit);
+  return status ? Status::internal("expected a kernel to record an error, got "
+                                   "kind " +
+                                   std::to_string(kind))
+                : status;
 }
 
 //===----------------------------------------------------------------------===//

@@ -79,7 +79,7 @@ public:
   Status begin() override {
     begun = true;
     cuda::publishObservations(state);
-    return Status::ok();
+    return cuda.capturing ? Status::ok() : earlierError();
   }
   Status finish() override {
     cuda.arena.releaseAll();
@@ -88,7 +88,7 @@ public:
     if (isOwn()) {
       Status status = own.synchronize();
       cuda::publishObservations(state);
-      return status;
+      return status ? cuda::takeDeviceError(cuda) : status;
     }
     if (!done) {
       Expected<cuda::Event> event = cuda::Event::create(cuda.device);
@@ -125,16 +125,28 @@ public:
     return status;
   }
   Status launch(void *stream) override {
+    if (Status status = earlierError(); !status)
+      return status;
     if (stream)
       return graph.launch(stream);
     Status status = graph.launch(own.handle());
-    return status ? own.synchronize() : std::move(status);
+    if (status)
+      status = own.synchronize();
+    return status ? cuda::takeDeviceError(cuda) : status;
   }
   size_t numNodes() const override { return graph.numNodes(); }
   uint64_t instantiations() const override { return graph.instantiations(); }
 
   std::pair<size_t, size_t> memoryUse() const override {
     return {cuda.arena.bytesReserved(), cuda.arena.driverAllocations()};
+  }
+
+  /// What work that nobody waited for has found wrong.
+  Status earlierError() {
+    Status status = cuda::takeDeviceError(cuda);
+    return status
+               ? status
+               : Status(status.code(), "an earlier run: " + status.message());
   }
 
   /// Puts the call's work on a stream; null for its own.

@@ -671,6 +671,7 @@ runtimeSymbols(llvm::orc::MangleAndInterner mangle) {
   add("corey_rt_device_copy", corey_rt_device_copy);
   add("corey_rt_device_gemm", corey_rt_device_gemm);
   add("corey_rt_device_observe", corey_rt_device_observe);
+  add("corey_rt_device_error_slot", corey_rt_device_error_slot);
   return symbols;
 }
 
@@ -1407,7 +1408,10 @@ Status Executable::Impl::execute(const Function &function, const Tensor *inputs,
                   tensor->rank(), dtypeSize(tensor->dtype()));
   }
   Status finished = call.finish();
-  return status ? finished : status;
+  if (status && !finished)
+    status = Status(finished.code(),
+                    "@" + function.info.name + ": " + finished.message());
+  return status;
 }
 
 /// Computes the prepared weights unless they are there.

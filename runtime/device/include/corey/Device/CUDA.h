@@ -493,7 +493,13 @@ struct Call {
   Arena arena;
   Gemm gemm;
   std::vector<PendingObservation> observations;
+  /// A corey_rt_device_error, once a kernel has asked for one.
+  PinnedBuffer errors;
 };
+
+/// What kernels have found wrong since this was last asked, as far as they have
+/// run; clears it.
+Status takeDeviceError(Call &call);
 
 /// Hands on what earlier calls on `state` have seen and is there by now. To be
 /// called before a call, with its `capturing` set; does not wait.
