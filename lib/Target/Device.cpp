@@ -213,7 +213,9 @@ llvm::Expected<DeviceImage> corey::takeDeviceImage(mlir::ModuleOp module,
   auto work = [&] {
     for (size_t i; (i = next++) < devices.size();) {
       image.kernels[i].ptx = devices[i].compile(optLevel);
-      devices[i] = DeviceModule();
+      // Early, as they are large; a module before its context.
+      devices[i].module.reset();
+      devices[i].context.reset();
     }
   };
   std::vector<std::thread> pool;
