@@ -299,15 +299,16 @@ Cursor InputStream::at(ArrayRef<Val> leading, Val last) const {
   return cursor;
 }
 
-Cursor InputStream::moved(const Cursor &cursor, Val count) const {
+Cursor InputStream::moved(const Cursor &cursor, Val count,
+                          int64_t fromEnd) const {
   Cursor moved;
   for (auto [leaf, pointer] : llvm::zip_equal(leaves, cursor.pointers))
     moved.pointers.push_back(
-        leaf.memory.rank() < 2
+        leaf.memory.rank() < fromEnd
             ? pointer
             : k->offset(pointer,
                         k->toI64(count) *
-                            leaf.memory.stride(leaf.memory.rank() - 2)));
+                            leaf.memory.stride(leaf.memory.rank() - fromEnd)));
   return moved;
 }
 
@@ -375,17 +376,18 @@ Cursor OutputStream::at(ArrayRef<Val> leading, Val last) const {
   return cursor;
 }
 
-Cursor OutputStream::moved(const Cursor &cursor, Val count) const {
+Cursor OutputStream::moved(const Cursor &cursor, Val count,
+                           int64_t fromEnd) const {
   Cursor own, moved;
   own.pointers = cursor.pointers;
   Val pointer = own.pointers.pop_back_val();
   if (operands)
-    moved = operands.moved(own, count);
+    moved = operands.moved(own, count, fromEnd);
   moved.pointers.push_back(
-      memory.rank() < 2
+      memory.rank() < fromEnd
           ? pointer
-          : k->offset(pointer,
-                      k->toI64(count) * memory.stride(memory.rank() - 2)));
+          : k->offset(pointer, k->toI64(count) *
+                                   memory.stride(memory.rank() - fromEnd)));
   return moved;
 }
 

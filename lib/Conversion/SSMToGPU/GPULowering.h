@@ -151,8 +151,9 @@ public:
   /// The position at `leading` and `last`; tensors of lower rank stand on the
   /// trailing axes.
   Cursor at(llvm::ArrayRef<Val> leading, Val last) const;
-  /// `cursor` moved by `count` along the axis before the last.
-  Cursor moved(const Cursor &cursor, Val count) const;
+  /// `cursor` moved by `count` along the axis before the last, or another one
+  /// counted from the end.
+  Cursor moved(const Cursor &cursor, Val count, int64_t fromEnd = 2) const;
   /// Loads `count` elements: what values() takes, one for each tensor. Not
   /// `isReadOnly`, loads stay before the barriers that follow them, where the
   /// assembler moves others to their first use.
@@ -188,7 +189,7 @@ public:
   OutputStream(GPULowering &lowering, KernelBuilder &k, mlir::Value memref);
 
   Cursor at(llvm::ArrayRef<Val> leading, Val last) const;
-  Cursor moved(const Cursor &cursor, Val count) const;
+  Cursor moved(const Cursor &cursor, Val count, int64_t fromEnd = 2) const;
   /// Writes f32 values, consecutive on the last axis.
   void store(const Cursor &cursor, llvm::ArrayRef<Val> values) const;
 
@@ -252,6 +253,8 @@ void populateGPUNormLowerings(mlir::RewritePatternSet &patterns,
                               GPUTarget target);
 void populateGPUPointwiseLowerings(mlir::RewritePatternSet &patterns,
                                    GPUTarget target);
+void populateGPUSSDLowerings(mlir::RewritePatternSet &patterns,
+                             GPUTarget target);
 
 } // namespace corey
 

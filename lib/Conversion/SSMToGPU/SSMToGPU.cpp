@@ -54,6 +54,7 @@ struct ConvertSSMToGPU
     populateGPUProjectionLowerings(patterns, target);
     populateGPUQuantizationLowerings(patterns, target);
     populateGPUScanLowerings(patterns, target);
+    populateGPUSSDLowerings(patterns, target);
     FrozenRewritePatternSet frozen(std::move(patterns));
     // A lowering that refuses an op says why; nothing is to be added to that.
     bool explained = false;
