@@ -64,9 +64,9 @@ static void addProgramPhase(OpPassManager &pm, const Options &options,
 
 /// Host code on memrefs to the LLVM dialect.
 static void addHostToLLVM(OpPassManager &pm, bool onDevice) {
-  pm.addPass(memref::createExpandStridedMetadataPass());
-  pm.addPass(createLowerAffinePass());
-  pm.addPass(createSCFToControlFlowPass());
+  pm.addNestedPass<func::FuncOp>(memref::createExpandStridedMetadataPass());
+  pm.addNestedPass<func::FuncOp>(createLowerAffinePass());
+  pm.addNestedPass<func::FuncOp>(createSCFToControlFlowPass());
   pm.addPass(createConvertToLLVMPass());
   pm.addPass(createReconcileUnrealizedCastsPass());
   RuntimeAllocationOptions allocation;
@@ -124,7 +124,8 @@ static void addGPUPhase(OpPassManager &pm, const GPUPipelineOptions &options,
     convert.multiprocessors = options.multiprocessors;
     pm.addPass(createConvertSSMToGPU(convert));
     // As on the CPU: what fused kernels have computed is dead, equal ops stay.
-    pm.addPass(createCanonicalizerPass());
+    // Kernels have many more ops than the host, and are cleaned up once.
+    pm.addNestedPass<func::FuncOp>(createCanonicalizerPass());
     return;
   }
   case Phase::Buffers: {
@@ -132,8 +133,8 @@ static void addGPUPhase(OpPassManager &pm, const GPUPipelineOptions &options,
     bufferize.keepCopies = true;
     pm.addPass(createBufferize(bufferize));
     pm.addNestedPass<func::FuncOp>(createInsertDeallocations());
-    pm.addPass(createCanonicalizerPass());
-    pm.addPass(createCSEPass());
+    pm.addNestedPass<func::FuncOp>(createCanonicalizerPass());
+    pm.addNestedPass<func::FuncOp>(createCSEPass());
     return;
   }
   case Phase::LLVM: {

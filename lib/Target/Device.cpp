@@ -7,6 +7,7 @@
 #include "corey/Target/Device.h"
 #include "corey/Conversion/SSMToGPU/SSMToGPU.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
+#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/Dialect/LLVMIR/NVVMDialect.h"
 #include "mlir/Target/LLVMIR/Export.h"
 #include "llvm/IR/LegacyPassManager.h"
@@ -16,6 +17,8 @@
 #include "llvm/Support/TargetSelect.h"
 #include "llvm/Target/TargetMachine.h"
 #include "llvm/TargetParser/Triple.h"
+#include <atomic>
+#include <thread>
 
 using namespace corey;
 
@@ -88,44 +91,141 @@ static void optimizeKernels(llvm::Module &module, llvm::TargetMachine &machine,
   passes.run(module, modules);
 }
 
-llvm::Expected<DeviceImage> corey::takeDeviceImage(mlir::ModuleOp module,
-                                                   unsigned optLevel) {
-  DeviceImage image;
-  if (auto names = module->getAttrOfType<mlir::ArrayAttr>(kKernelsAttr))
-    for (mlir::Attribute name : names)
-      image.kernels.push_back(llvm::cast<mlir::StringAttr>(name).str());
-  module->removeAttr(kKernelsAttr);
+/// A module of kernels, alone in its context, and what compiles it.
+namespace {
+struct DeviceModule {
+  std::unique_ptr<llvm::LLVMContext> context;
+  std::unique_ptr<llvm::Module> module;
+  std::unique_ptr<llvm::TargetMachine> machine;
+
+  /// Optimized PTX, or an empty string if the back end refuses.
+  std::string compile(unsigned level) {
+    optimizeKernels(*module, *machine, level);
+    llvm::SmallString<0> text;
+    llvm::raw_svector_ostream os(text);
+    llvm::legacy::PassManager codegen;
+    if (machine->addPassesToEmitFile(codegen, os, nullptr,
+                                     llvm::CodeGenFileType::AssemblyFile))
+      return "";
+    codegen.run(*module);
+    return text.str().str();
+  }
+};
+} // namespace
+
+static llvm::Error cannotEmit() {
+  return failure("the NVPTX back end cannot write assembly");
+}
+
+static llvm::Expected<DeviceModule> translate(mlir::Operation *kernels,
+                                              llvm::StringRef chip) {
+  DeviceModule device;
+  auto machine = createDeviceTargetMachine(chip);
+  if (!machine)
+    return machine.takeError();
+  device.machine = std::move(*machine);
+  device.context = std::make_unique<llvm::LLVMContext>();
+  device.module =
+      mlir::translateModuleToLLVMIR(kernels, *device.context, "kernels");
+  if (!device.module)
+    return failure("translation of kernels to LLVM IR failed");
+  device.module->setTargetTriple(device.machine->getTargetTriple());
+  device.module->setDataLayout(device.machine->createDataLayout());
+  return device;
+}
+
+/// The kernels of `module`, no longer in it, with their chip; null if it has
+/// none.
+static llvm::Expected<mlir::OwningOpRef<mlir::gpu::GPUModuleOp>>
+takeKernels(mlir::ModuleOp module, std::string &chip) {
   module->removeAttr(mlir::gpu::GPUDialect::getContainerModuleAttrName());
   auto kernels = module.lookupSymbol<mlir::gpu::GPUModuleOp>(kKernelModule);
   if (!kernels)
-    return image;
-  image.chip = "sm_90a";
+    return mlir::OwningOpRef<mlir::gpu::GPUModuleOp>();
+  chip = "sm_90a";
   if (mlir::ArrayAttr targets = kernels.getTargetsAttr())
     for (mlir::Attribute target : targets)
       if (auto nvvm = llvm::dyn_cast<mlir::NVVM::NVVMTargetAttr>(target))
-        image.chip = nvvm.getChip().str();
-  llvm::Expected<std::string> chip = parseChip(image.chip);
-  if (!chip)
-    return chip.takeError();
-  auto machine = createDeviceTargetMachine(*chip);
-  if (!machine)
-    return machine.takeError();
-  llvm::LLVMContext context;
-  std::unique_ptr<llvm::Module> device =
-      mlir::translateModuleToLLVMIR(kernels, context, "kernels");
+        chip = nvvm.getChip().str();
+  llvm::Expected<std::string> parsed = parseChip(chip);
+  if (!parsed)
+    return parsed.takeError();
+  kernels->remove();
+  return mlir::OwningOpRef<mlir::gpu::GPUModuleOp>(kernels);
+}
+
+llvm::Expected<std::string> corey::takePTX(mlir::ModuleOp module,
+                                           unsigned optLevel) {
+  module->removeAttr(kKernelsAttr);
+  std::string chip;
+  auto kernels = takeKernels(module, chip);
+  if (!kernels)
+    return kernels.takeError();
+  if (!*kernels)
+    return std::string();
+  auto device = translate(kernels->get(), chip);
   if (!device)
-    return failure("translation of kernels to LLVM IR failed");
-  kernels.erase();
-  device->setTargetTriple((*machine)->getTargetTriple());
-  device->setDataLayout((*machine)->createDataLayout());
-  optimizeKernels(*device, **machine, optLevel);
-  llvm::SmallString<0> text;
-  llvm::raw_svector_ostream os(text);
-  llvm::legacy::PassManager codegen;
-  if ((*machine)->addPassesToEmitFile(codegen, os, nullptr,
-                                      llvm::CodeGenFileType::AssemblyFile))
-    return failure("the NVPTX back end cannot write assembly");
-  codegen.run(*device);
-  image.ptx = text.str().str();
+    return device.takeError();
+  std::string ptx = device->compile(optLevel);
+  if (ptx.empty())
+    return cannotEmit();
+  return ptx;
+}
+
+llvm::Expected<DeviceImage> corey::takeDeviceImage(mlir::ModuleOp module,
+                                                   unsigned optLevel,
+                                                   unsigned threads) {
+  DeviceImage image;
+  if (auto names = module->getAttrOfType<mlir::ArrayAttr>(kKernelsAttr))
+    for (mlir::Attribute name : names)
+      image.kernels.push_back({llvm::cast<mlir::StringAttr>(name).str(), ""});
+  module->removeAttr(kKernelsAttr);
+  auto kernels = takeKernels(module, image.chip);
+  if (!kernels)
+    return kernels.takeError();
+  if (!*kernels)
+    return image;
+  // Translation reads the MLIR context and takes turns; the rest does not.
+  std::vector<DeviceModule> devices;
+  for (DeviceImage::Kernel &kernel : image.kernels) {
+    mlir::OpBuilder builder(module.getContext());
+    mlir::OwningOpRef<mlir::gpu::GPUModuleOp> alone(
+        mlir::gpu::GPUModuleOp::create(builder, (*kernels)->getLoc(),
+                                       kKernelModule));
+    builder.setInsertionPointToStart(alone->getBody());
+    auto function =
+        (*kernels)->lookupSymbol<mlir::LLVM::LLVMFuncOp>(kernel.name);
+    if (!function)
+      return failure("expected a kernel called '" + kernel.name +
+                     "', got none");
+    // With what it refers to: its shared memory.
+    function.walk([&](mlir::LLVM::AddressOfOp op) {
+      if (!alone->lookupSymbol(op.getGlobalName()))
+        builder.clone(*(*kernels)->lookupSymbol(op.getGlobalName()));
+    });
+    builder.clone(*function);
+    auto device = translate(alone.get(), image.chip);
+    if (!device)
+      return device.takeError();
+    devices.push_back(std::move(*device));
+  }
+  std::atomic<size_t> next{0};
+  auto work = [&] {
+    for (size_t i; (i = next++) < devices.size();) {
+      image.kernels[i].ptx = devices[i].compile(optLevel);
+      // Early, as they are large; a module before its context.
+      devices[i].module.reset();
+      devices[i].context.reset();
+    }
+  };
+  std::vector<std::thread> pool;
+  for (size_t i = 1; i < std::min<size_t>(threads, devices.size()); ++i)
+    pool.emplace_back(work);
+  work();
+  for (std::thread &thread : pool)
+    thread.join();
+  for (const DeviceImage::Kernel &kernel : image.kernels)
+    if (kernel.ptx.empty())
+      return cannotEmit();
   return image;
 }

@@ -6,6 +6,7 @@
 
 #include "FakeCUDA.h"
 #include "corey/Device/CUDA.h"
+#include "corey/Device/RuntimeABI.h"
 #include "corey/Executable.h"
 #include "gtest/gtest.h"
 #include <cstdlib>
@@ -406,5 +407,34 @@ func.func @main(%x: tensor<2x4x8xf32>) -> tensor<2x4x8xf32> {
   EXPECT_EQ(launched().size(), 2u);
   ASSERT_OK(run());
   EXPECT_EQ(launched().size(), 1u);
+}
+TEST_F(CUDAExecutableTest, ErrorsThatKernelsRecordFailTheRun) {
+  std::shared_ptr<Executable> program = compile(R"(
+func.func @main(%ids: tensor<?x?xi64>, %table: tensor<10x8xf32>) -> tensor<?x?x8xf32> {
+  %y = ssm.embedding %ids, %table : tensor<?x?xi64>, tensor<10x8xf32> -> tensor<?x?x8xf32>
+  return %y : tensor<?x?x8xf32>
+}
+)");
+  corey_fake_register("embedding", [](const Launch &launch) {
+    auto &error =
+        *reinterpret_cast<corey_rt_device_error *>(launch.arguments.at(7));
+    error = {1, 0, 12, 10, 0, 0};
+  });
+  Tensor ids = take(Tensor::empty(DType::I64, {1, 4}, Device::cuda(), true));
+  std::vector<Tensor> inputs = {ids, upload(numbers({10, 8}))};
+  std::vector<Tensor> outputs = take(program->makeOutputs("main", inputs));
+  const char *message = "@main: expected ids of an embedding to be in [0, 10), "
+                        "got 12";
+  EXPECT_STATUS(program->run("main", inputs, outputs), InvalidArgument,
+                message);
+  // On a caller's stream it shows at a later run, once.
+  auto *legacy = reinterpret_cast<void *>(uintptr_t(1));
+  ASSERT_OK(program->run("main", inputs, outputs, legacy));
+  corey_fake_register("embedding", [](const Launch &) {});
+  EXPECT_STATUS(program->run("main", inputs, outputs, legacy), InvalidArgument,
+                "an earlier run: expected ids of an embedding to be in "
+                "[0, 10), got 12");
+  ASSERT_OK(program->run("main", inputs, outputs, legacy));
+  ASSERT_OK(program->run("main", inputs, outputs));
 }
 } // namespace

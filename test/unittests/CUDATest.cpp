@@ -873,13 +873,13 @@ protected:
     CUDATest::SetUp();
     setenv("COREY_CUBLASLT", COREY_FAKE_CUBLASLT, 1);
     std::shared_ptr<Device> device = get();
-    Expected<Program> loaded =
-        Program::load(*device, kPTX, {"nothing", "scale"});
-    ASSERT_OK(loaded);
-    program = std::move(*loaded);
+    program = std::make_unique<Program>(device);
+    program->add("nothing", std::string(kPTX));
+    program->add("scale", std::string(kPTX));
+    ASSERT_OK(program->loadAll());
     stream = std::move(*Stream::create(device));
     call = std::make_unique<cuda::Call>(device);
-    call->program = &program;
+    call->program = program.get();
     call->stream = stream.handle();
     state.cuda = call.get();
     state.program = &sites;
@@ -893,7 +893,7 @@ protected:
     return finished;
   }
   static std::function<void()> body;
-  Program program;
+  std::unique_ptr<Program> program;
   Stream stream;
   std::unique_ptr<cuda::Call> call;
   device::ProgramState sites;

@@ -43,6 +43,7 @@ Expected<Tensor> readTensorRef(const std::string &ref);
 /// and moments of order one and two are over all calls, the rest is of the
 /// last. Errors: IOError.
 Status writeProfile(const std::string &path, const Executable &executable);
+
 /// `tensors` in the memory of `device`: themselves, or copies.
 Expected<std::vector<Tensor>> moveTo(const std::vector<Tensor> &tensors,
                                      Device device);

@@ -14,12 +14,13 @@
 
 namespace corey {
 
-/// The kernels of a program.
+/// The kernels of a program, by the numbers the host launches them by, each a
+/// module of its own: only those that are launched need to become machine code.
 struct DeviceImage {
-  /// Empty if the program has none.
-  std::string ptx;
-  /// Their names, by the numbers the host launches them by.
-  std::vector<std::string> kernels;
+  struct Kernel {
+    std::string name, ptx;
+  };
+  std::vector<Kernel> kernels;
   std::string chip;
 };
 
@@ -27,10 +28,16 @@ struct DeviceImage {
 /// later.
 llvm::Expected<std::string> parseChip(llvm::StringRef text);
 
-/// Compiles the kernels of a module after the LLVM phase to PTX and removes
-/// them from it, so that the rest is a module for the host.
+/// Compiles the kernels of a module after the LLVM phase to PTX, on up to
+/// `threads` threads, and removes them from it, so that the rest is a module
+/// for the host.
 llvm::Expected<DeviceImage> takeDeviceImage(mlir::ModuleOp module,
-                                            unsigned optLevel = 2);
+                                            unsigned optLevel = 2,
+                                            unsigned threads = 1);
+
+/// The same kernels as one module, for people and other tools.
+llvm::Expected<std::string> takePTX(mlir::ModuleOp module,
+                                    unsigned optLevel = 2);
 
 } // namespace corey
 

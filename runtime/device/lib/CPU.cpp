@@ -146,6 +146,25 @@ static void fail(std::string message) {
   failCall(Status::invalidArgument(std::move(message)));
 }
 
+Status corey::device::indexError(int64_t index, int64_t limit) {
+  return Status::invalidArgument("expected ids of an embedding to be in [0, " +
+                                 std::to_string(limit) + "), got " +
+                                 std::to_string(index));
+}
+
+Status corey::device::sequenceStartError(int64_t sequence, int64_t start,
+                                         int64_t previous, int64_t length) {
+  if (sequence == 0 && start != 0)
+    return Status::invalidArgument("expected seq_starts[0] to be 0, got " +
+                                   std::to_string(start));
+  if (start < previous || start > length)
+    return Status::invalidArgument(
+        "expected seq_starts[" + std::to_string(sequence) + "] to be in [" +
+        std::to_string(previous) + ", " + std::to_string(length) + "], got " +
+        std::to_string(start));
+  return Status::ok();
+}
+
 void corey::device::leaveOutOfMemory(size_t size) {
   // Compiled code cannot go on without its buffers. Between parallel loops the
   // call can be left; inside one, or without a caller to tell, it cannot.
@@ -289,8 +308,7 @@ void corey_rt_observe(int64_t site, int64_t address, int64_t layout,
 }
 
 void corey_rt_bad_index(int64_t index, int64_t limit) {
-  fail("expected ids of an embedding to be in [0, " + std::to_string(limit) +
-       "), got " + std::to_string(index));
+  failCall(indexError(index, limit));
 }
 
 void corey_rt_check_sequence_count(int64_t count, int64_t length) {
@@ -301,10 +319,7 @@ void corey_rt_check_sequence_count(int64_t count, int64_t length) {
 
 void corey_rt_check_sequence_start(int64_t sequence, int64_t start,
                                    int64_t previous, int64_t length) {
-  if (sequence == 0 && start != 0)
-    fail("expected seq_starts[0] to be 0, got " + std::to_string(start));
-  else if (start < previous || start > length)
-    fail("expected seq_starts[" + std::to_string(sequence) + "] to be in [" +
-         std::to_string(previous) + ", " + std::to_string(length) + "], got " +
-         std::to_string(start));
+  if (Status status = sequenceStartError(sequence, start, previous, length);
+      !status)
+    failCall(std::move(status));
 }

@@ -8,29 +8,54 @@
 #include "corey/Device/CUDA.h"
 #include "corey/Device/RuntimeABI.h"
 #include <chrono>
+#include <cstring>
 #include <iterator>
 
 using namespace corey;
 using namespace corey::cuda;
 using device::CallState;
 
-Expected<Program> Program::load(Device &device, std::string_view image,
-                                const std::vector<std::string> &names,
-                                const ModuleOptions &options) {
-  Program program;
-  if (names.empty())
-    return program;
-  Expected<std::shared_ptr<Module>> module = device.loadModule(image, options);
+void Program::add(std::string name, std::string image) {
+  auto kernel = std::make_unique<Kernel>();
+  kernel->name = std::move(name);
+  kernel->image = std::move(image);
+  kernels.push_back(std::move(kernel));
+}
+
+Expected<const Function *> Program::kernel(size_t number) const {
+  Kernel &kernel = *kernels[number];
+  if (const Function *known = kernel.function.load(std::memory_order_acquire))
+    return known;
+  std::lock_guard<std::mutex> lock(kernel.mutex);
+  if (const Function *known = kernel.function.load(std::memory_order_relaxed))
+    return known;
+  Expected<std::shared_ptr<Module>> module =
+      device->loadModule(kernel.image, options);
   if (!module)
     return module.takeStatus();
-  program.module = std::move(*module);
-  for (const std::string &name : names) {
-    Expected<const Function *> function = program.module->function(name);
-    if (!function)
+  Expected<const Function *> function = (*module)->function(kernel.name);
+  if (!function)
+    return function.takeStatus();
+  kernel.module = std::move(*module);
+  kernel.image.clear();
+  kernel.image.shrink_to_fit();
+  kernel.function.store(*function, std::memory_order_release);
+  return *function;
+}
+
+Status Program::loadAll() const {
+  for (size_t i = 0; i < kernels.size(); ++i)
+    if (Expected<const Function *> function = kernel(i); !function)
       return function.takeStatus();
-    program.kernels.push_back(*function);
-  }
-  return program;
+  return Status::ok();
+}
+
+std::vector<const Function *> Program::loaded() const {
+  std::vector<const Function *> list;
+  for (const std::unique_ptr<Kernel> &kernel : kernels)
+    if (const Function *function = kernel->function.load())
+      list.push_back(function);
+  return list;
 }
 
 /// The device's part of the call in progress; null, with the call failed, where
@@ -95,7 +120,7 @@ void corey_rt_launch(int64_t kernel, int64_t gridX, int64_t gridY,
   cuda::Call *call = deviceCall();
   if (!call)
     return;
-  size_t count = call->program ? call->program->kernels.size() : 0;
+  size_t count = call->program ? call->program->size() : 0;
   if (kernel < 0 || static_cast<size_t>(kernel) >= count) {
     check(Status::internal("expected a kernel from 0 to " +
                            std::to_string(static_cast<int64_t>(count) - 1) +
@@ -107,8 +132,17 @@ void corey_rt_launch(int64_t kernel, int64_t gridX, int64_t gridY,
   config.block = {blockX, blockY, blockZ};
   config.clusterX = clusterX;
   config.dynamicSharedBytes = dynamicSharedBytes;
-  check(launch(*call->device, *call->program->kernels[kernel], config,
-               call->stream, toPointer<void *>(arguments)));
+  // Of an empty grid nothing is launched, nor loaded.
+  if (gridX == 0 || gridY == 0 || gridZ == 0)
+    return;
+  Expected<const Function *> function =
+      call->program->kernel(static_cast<size_t>(kernel));
+  if (!function) {
+    check(function.takeStatus());
+    return;
+  }
+  check(launch(*call->device, **function, config, call->stream,
+               toPointer<void *>(arguments)));
 }
 
 void corey_rt_device_copy(int64_t target, int64_t source, int64_t layout,
@@ -168,6 +202,46 @@ int64_t corey_rt_device_gemm(int64_t x, int64_t w, int64_t y, int64_t bias,
     return *done;
   check(done.takeStatus());
   return 1;
+}
+
+//===----------------------------------------------------------------------===//
+// Errors that kernels find
+//===----------------------------------------------------------------------===//
+
+int64_t corey_rt_device_error_slot(void) {
+  cuda::Call *call = deviceCall();
+  if (!call)
+    return 0;
+  if (!call->errors.data()) {
+    Expected<PinnedBuffer> buffer = PinnedBuffer::allocate(
+        call->device, sizeof(struct corey_rt_device_error));
+    if (!buffer) {
+      check(buffer.takeStatus());
+      return 0;
+    }
+    std::memset(buffer->data(), 0, sizeof(struct corey_rt_device_error));
+    call->errors = std::move(*buffer);
+  }
+  // Addresses are unified: the device's is the host's.
+  return static_cast<int64_t>(reinterpret_cast<intptr_t>(call->errors.data()));
+}
+
+Status cuda::takeDeviceError(Call &call) {
+  auto *shared =
+      static_cast<volatile struct corey_rt_device_error *>(call.errors.data());
+  if (!shared || shared->kind == 0)
+    return Status::ok();
+  int32_t kind = shared->kind;
+  int64_t value = shared->value, limit = shared->limit,
+          position = shared->position, previous = shared->previous;
+  shared->kind = 0;
+  if (kind == 1)
+    return device::indexError(value, limit);
+  Status status = device::sequenceStartError(position, value, previous, limit);
+  return status ? Status::internal("expected a kernel to record an error, got "
+                                   "kind " +
+                                   std::to_string(kind))
+                : status;
 }
 
 //===----------------------------------------------------------------------===//

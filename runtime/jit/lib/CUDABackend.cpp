@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <mutex>
 #include <numeric>
+#include <thread>
 
 using namespace corey;
 
@@ -78,7 +79,7 @@ public:
   Status begin() override {
     begun = true;
     cuda::publishObservations(state);
-    return Status::ok();
+    return cuda.capturing ? Status::ok() : earlierError();
   }
   Status finish() override {
     cuda.arena.releaseAll();
@@ -87,7 +88,7 @@ public:
     if (isOwn()) {
       Status status = own.synchronize();
       cuda::publishObservations(state);
-      return status;
+      return status ? cuda::takeDeviceError(cuda) : status;
     }
     if (!done) {
       Expected<cuda::Event> event = cuda::Event::create(cuda.device);
@@ -104,6 +105,9 @@ public:
     kept.push_back(std::move(owner));
   }
   Status capture(llvm::function_ref<Status()> body) override {
+    // Nothing may be loaded while a stream is captured.
+    if (Status status = program->loadAll(); !status)
+      return status;
     cuda.arena.keepBlocks();
     cuda.capturing = true;
     Status status = Status::ok();
@@ -121,16 +125,28 @@ public:
     return status;
   }
   Status launch(void *stream) override {
+    if (Status status = earlierError(); !status)
+      return status;
     if (stream)
       return graph.launch(stream);
     Status status = graph.launch(own.handle());
-    return status ? own.synchronize() : std::move(status);
+    if (status)
+      status = own.synchronize();
+    return status ? cuda::takeDeviceError(cuda) : status;
   }
   size_t numNodes() const override { return graph.numNodes(); }
   uint64_t instantiations() const override { return graph.instantiations(); }
 
   std::pair<size_t, size_t> memoryUse() const override {
     return {cuda.arena.bytesReserved(), cuda.arena.driverAllocations()};
+  }
+
+  /// What work that nobody waited for has found wrong.
+  Status earlierError() {
+    Status status = cuda::takeDeviceError(cuda);
+    return status
+               ? status
+               : Status(status.code(), "an earlier run: " + status.message());
   }
 
   /// Puts the call's work on a stream; null for its own.
@@ -309,7 +325,7 @@ public:
   std::string explain() const override {
     std::string text;
     llvm::raw_string_ostream os(text);
-    for (const cuda::Function *kernel : program->kernels) {
+    for (const cuda::Function *kernel : program->loaded()) {
       const cuda::FunctionAttributes &a = kernel->attributes();
       os << "kernel " << kernel->name() << ": " << a.registers << " registers, "
          << a.sharedBytes << " bytes of shared memory, " << a.localBytes
@@ -417,17 +433,16 @@ public:
   takeImage(mlir::ModuleOp module, const CompileOptions &options,
             llvm::function_ref<void(const char *)> lap) const override {
     llvm::Expected<DeviceImage> image =
-        takeDeviceImage(module, static_cast<unsigned>(options.optLevel));
+        takeDeviceImage(module, static_cast<unsigned>(options.optLevel),
+                        std::thread::hardware_concurrency());
     if (!image)
       return Status::compileError(llvm::toString(image.takeError()));
     lap("ptx");
-    Expected<cuda::Program> program =
-        cuda::Program::load(*gpu, image->ptx, image->kernels);
-    if (!program)
-      return program.takeStatus();
-    lap("driver");
-    return std::unique_ptr<Image>(std::make_unique<CUDAImage>(
-        gpu, std::make_shared<const cuda::Program>(std::move(*program))));
+    auto program = std::make_shared<cuda::Program>(gpu);
+    for (DeviceImage::Kernel &kernel : image->kernels)
+      program->add(std::move(kernel.name), std::move(kernel.ptx));
+    return std::unique_ptr<Image>(
+        std::make_unique<CUDAImage>(gpu, std::move(program)));
   }
 
   Expected<Tensor> place(const Tensor &tensor) const override {

@@ -671,6 +671,7 @@ runtimeSymbols(llvm::orc::MangleAndInterner mangle) {
   add("corey_rt_device_copy", corey_rt_device_copy);
   add("corey_rt_device_gemm", corey_rt_device_gemm);
   add("corey_rt_device_observe", corey_rt_device_observe);
+  add("corey_rt_device_error_slot", corey_rt_device_error_slot);
   return symbols;
 }
 
@@ -898,13 +899,13 @@ Expected<std::string> Context::emit(std::string_view source,
   llvm::raw_string_ostream os(text);
   if (onGPU && it->second == Phase::LLVM && phase != "llvm") {
     DiagnosticCollector diagnostics(&impl->mlir);
-    auto image = takeDeviceImage(op, options.optLevel);
-    if (!image) {
-      std::string message = llvm::toString(image.takeError());
+    auto ptx = takePTX(op, options.optLevel);
+    if (!ptx) {
+      std::string message = llvm::toString(ptx.takeError());
       return diagnostics.status(message.c_str());
     }
     if (phase == "ptx")
-      return image->ptx;
+      return *ptx;
   }
   if (!llvm::StringRef(phase.data(), phase.size()).starts_with("llvmir")) {
     op.print(os);
@@ -1407,7 +1408,10 @@ Status Executable::Impl::execute(const Function &function, const Tensor *inputs,
                   tensor->rank(), dtypeSize(tensor->dtype()));
   }
   Status finished = call.finish();
-  return status ? finished : status;
+  if (status && !finished)
+    status = Status(finished.code(),
+                    "@" + function.info.name + ": " + finished.message());
+  return status;
 }
 
 /// Computes the prepared weights unless they are there.

@@ -237,10 +237,11 @@ public:
   /// largest power of two that divides the bytes of a row, and the first at one
   /// of 16: other tensors are copied as well. `stream` is the CUstream that the
   /// call's work is put on, 1 for the legacy default stream; run() does not
-  /// wait for it, so that errors of the device show where the caller does, and
-  /// the work can be captured into a graph. Null stands for a stream of the
-  /// program's own, which does not wait for others: inputs must be there, and
-  /// outputs are on return. On the CPU only null is accepted.
+  /// wait for it, so that the work can be captured into a graph, and errors of
+  /// the device show where the caller waits, those in data at a later run. Null
+  /// stands for a stream of the program's own, which does not wait for others:
+  /// inputs must be there, and outputs are on return. On the CPU only null is
+  /// accepted.
   Status run(std::string_view function, const std::vector<Tensor> &inputs,
              std::vector<Tensor> &outputs, void *stream = nullptr);
   Status run(std::string_view function, const Tensor *inputs, size_t numInputs,

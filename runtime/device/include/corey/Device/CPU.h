@@ -130,6 +130,11 @@ CallState *currentCall();
 CallState &callOrDefault();
 /// Fails the call in progress. Without one the error is printed.
 void failCall(Status error);
+/// What is wrong with an id of an embedding, and with the start of a sequence
+/// (see RuntimeABI.h); ok if nothing is.
+Status indexError(int64_t index, int64_t limit);
+Status sequenceStartError(int64_t sequence, int64_t start, int64_t previous,
+                          int64_t length);
 /// Leaves the call in progress, which needs `size` bytes that there are not.
 /// Inside a parallel loop, or without a call, the process ends.
 [[noreturn]] void leaveOutOfMemory(size_t size);

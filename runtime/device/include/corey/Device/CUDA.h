@@ -436,16 +436,36 @@ private:
 // Calls
 //===----------------------------------------------------------------------===//
 
-/// What all calls of one program share on a device.
-struct Program {
-  std::shared_ptr<Module> module;
-  /// By the numbers that compiled code launches them with.
-  std::vector<const Function *> kernels;
+/// What all calls of one program share on a device: its kernels, each a module
+/// that is loaded when it is first launched, since most programs hold kernels
+/// for shapes that they never see. Thread-safe once all are added.
+class Program {
+public:
+  explicit Program(std::shared_ptr<Device> device, ModuleOptions options = {})
+      : device(std::move(device)), options(options) {}
 
-  /// Loads the kernels called `names` of an image.
-  static Expected<Program> load(Device &device, std::string_view image,
-                                const std::vector<std::string> &names,
-                                const ModuleOptions &options = {});
+  /// Adds the kernel `name` of `image`, PTX or a cubin; the next number is its.
+  void add(std::string name, std::string image);
+  size_t size() const { return kernels.size(); }
+
+  /// Kernel `number`, below size(), loaded if it is not. Errors: those of
+  /// Device::loadModule(); NotFound if the image has no such kernel.
+  Expected<const Function *> kernel(size_t number) const;
+  /// Loads what is not loaded yet.
+  Status loadAll() const;
+  /// Those that are.
+  std::vector<const Function *> loaded() const;
+
+private:
+  struct Kernel {
+    std::string name, image;
+    std::mutex mutex;
+    std::shared_ptr<Module> module;
+    std::atomic<const Function *> function{nullptr};
+  };
+  std::shared_ptr<Device> device;
+  ModuleOptions options;
+  std::vector<std::unique_ptr<Kernel>> kernels;
 };
 
 /// A tensor on its way from a call to an estimator.
@@ -473,7 +493,13 @@ struct Call {
   Arena arena;
   Gemm gemm;
   std::vector<PendingObservation> observations;
+  /// A corey_rt_device_error, once a kernel has asked for one.
+  PinnedBuffer errors;
 };
+
+/// What kernels have found wrong since this was last asked, as far as they have
+/// run; clears it.
+Status takeDeviceError(Call &call);
 
 /// Hands on what earlier calls on `state` have seen and is there by now. To be
 /// called before a call, with its `capturing` set; does not wait.
