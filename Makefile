@@ -32,9 +32,10 @@ check-asan:
 	 LSAN_OPTIONS=suppressions=$(CURDIR)/test/lsan.supp:print_suppressions=0 \
 	 $(MAKE) PRESET=asan check
 
-# The executable with its links and libraries, for machines without LLVM.
+# The executable with its links, libraries and GPU tests, for machines without
+# LLVM.
 bundle: configure
-	@ninja -C $(BUILD) -j$(JOBS) corey
+	@ninja -C $(BUILD) -j$(JOBS) corey corey-gpu-tests
 	@./cmake/make-bundle.sh $(BUILD)
 
 docs: configure
