@@ -135,10 +135,7 @@ public:
     SSDOperands s;
     s.y = y;
     s.last = op.getFinalStates() ? e.allocate(1) : Value();
-    // Views are made before the branches that use them.
-    for (Value tensor : op.getOperands())
-      if (isa<TensorType>(tensor.getType()) && !e.isComputed(tensor))
-        e.buffer(tensor);
+    e.makeBuffers();
     if (!op.getChunkSize() && !op.getScanChunkAttr()) {
       emitUnsplit(s);
     } else {
