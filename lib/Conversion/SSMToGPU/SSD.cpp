@@ -5,9 +5,9 @@
 //===----------------------------------------------------------------------===//
 //
 // A block of threads walks the tokens of one head of one sequence, or of a
-// slice of the head's channels. Lane (r, q) of a warp holds the states of a few
-// channels, by r, and of every so manieth four states, by q, in registers. Per
-// block of tokens:
+// slice of the head's channels. Lane (r, q) of a warp holds states of up to
+// four neighbouring channels, by r, in registers: vectors of four states, the
+// lanes of other q having those between. Per block of tokens:
 //
 //   1. rows of B and C go to shared memory of the block, the inputs times dt to
 //      that of the warp that has their channels; every warp computes the decays
@@ -392,16 +392,15 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
     /// that.
     auto load = [&](Val t0) {
       auto rowOf = [&](Val step) { return k.min(t0 + step, lastRow); };
-      Vals loaded = dt.load(dt.moved(dtRow, rowOf(decayStep)), 1, false);
+      Vals loaded = dt.load(dt.moved(dtRow, rowOf(decayStep)), 1);
       for (int64_t i = 0; i < t.tokensPerLane(); ++i) {
         Val row = rowOf(ownToken + double(t.tokenOffset(i)));
         for (int64_t j = 0; j < pieces; ++j) {
-          llvm::append_range(
-              loaded, x.load(x.moved(xRows[j], row, kTokenAxis), width, false));
+          llvm::append_range(loaded,
+                             x.load(x.moved(xRows[j], row, kTokenAxis), width));
           if (z)
             llvm::append_range(
-                loaded,
-                z.load(z.moved(zRows[j], row, kTokenAxis), width, false));
+                loaded, z.load(z.moved(zRows[j], row, kTokenAxis), width));
         }
       }
       for (int64_t i = 0; i < rounds; ++i) {
@@ -413,7 +412,8 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
         for (const DeviceTensor *tensor : {&B, &C})
           if (*tensor)
             loaded.push_back(k.load(tensor->at({batch64, row, group}, n),
-                                    k.packedType(tensor->element, piece)));
+                                    k.packedType(tensor->element, piece),
+                                    true));
       }
       return loaded;
     };
