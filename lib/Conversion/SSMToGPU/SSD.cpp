@@ -500,7 +500,8 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
       for (int64_t i = 0; i < rounds; ++i) {
         Val index = pieceOf(i);
         Vals rows[2];
-        for (auto [m, tensor] : llvm::enumerate(ArrayRef{&B, &C}))
+        const DeviceTensor *tensors[] = {&B, &C};
+        for (auto [m, tensor] : llvm::enumerate(tensors))
           if (*tensor) {
             rows[m] = k.unpack(loaded.front(), tensor->element, piece);
             loaded = loaded.drop_front();
