@@ -89,6 +89,28 @@ struct ScanProgram {
   }
 };
 
+/// An ssd of `H` heads of `P` channels and `N` states.
+struct SSDProgram {
+  int64_t H, P, N;
+  DType type = DType::F32;
+  bool softplus = true;
+
+  std::string source() const {
+    std::string x = typeText(type, {-1, -1, H, P}),
+                d = typeText(type, {-1, -1, H}), a = typeText(DType::F32, {H}),
+                b = typeText(type, {-1, -1, 1, N}),
+                h = typeText(DType::F32, {-1, H, P, N});
+    return "func.func @main(%x: " + x + ", %dt: " + d + ", %A: " + a +
+           ", %B: " + b + ", %C: " + b + ", %h0: " + h + ") -> (" + x + ", " +
+           h + ") {\n  %y, %h = ssm.ssd %x dt(%dt : " + d + ") A(%A : " + a +
+           ") B(%B) C(%C) initial_states(%h0 : " + h + ") {" +
+           (softplus ? "dt_softplus, " : "") +
+           "chunk = #ssm.chunk<runtime = @scan>} : " + x + ", " + b + ", " + b +
+           " -> " + x + ", " + h + "\n  return %y, %h : " + x + ", " + h +
+           "\n}\n";
+  }
+};
+
 /// A function of one op on x [?, ?, D] and weights.
 struct RowProgram {
   const char *name;
@@ -286,6 +308,17 @@ protected:
     }
     return inputs;
   }
+  Tensors ssdInputs(const SSDProgram &p, int64_t B, int64_t L) {
+    std::uniform_real_distribution<double> rates(-4, -0.05);
+    return {normal(p.type, {B, L, p.H, p.P}),
+            p.softplus ? normal(p.type, {B, L, p.H}, 0.5, -1)
+                       : make(p.type, {B, L, p.H},
+                              [&] { return -0.02 * rates(random); }),
+            make(DType::F32, {p.H}, [&] { return rates(random); }),
+            normal(p.type, {B, L, 1, p.N}),
+            normal(p.type, {B, L, 1, p.N}),
+            normal(DType::F32, {B, p.H, p.P, p.N})};
+  }
   Tensors blockInputs(int64_t B, int64_t L) {
     Tensors inputs = {normal(DType::F32, {B, L, 64})};
     for (const Shape &shape :
@@ -442,6 +475,29 @@ TEST_F(GPU, ScansAgreeWithTheCPU) {
   }
 }
 
+TEST_F(GPU, SSDIsDeterministicAndAgreesWithTheCPU) {
+  for (const SSDProgram &p : {SSDProgram{4, 64, 64}, SSDProgram{3, 20, 17},
+                              SSDProgram{4, 64, 128, DType::BF16},
+                              SSDProgram{2, 32, 16, DType::F16}}) {
+    SCOPED_TRACE(p.source());
+    std::shared_ptr<Executable> program = compile(p.source());
+    Tensors inputs = ssdInputs(p, 2, 450), given = upload(inputs);
+    Tensors want = runOnCPU(p.source(), inputs);
+    double bound = p.type == DType::F32    ? 7e-6
+                   : p.type == DType::BF16 ? 6e-3
+                                           : 1e-3;
+    for (int64_t chunk : {0, 1, 64, 100, 449, 5000}) {
+      SCOPED_TRACE("chunk " + std::to_string(chunk));
+      ASSERT_OK(program->setChunk("scan", chunk));
+      Tensors first = run(*program, given);
+      EXPECT_TRUE(isClose(first[0], want[0], bound));
+      EXPECT_TRUE(isClose(first[1], want[1], 7e-6));
+      for (int i = 0; i < 20; ++i)
+        ASSERT_TRUE(sameBits(run(*program, given), first));
+    }
+  }
+}
+
 //===----------------------------------------------------------------------===//
 // Graphs, streams, contexts
 //===----------------------------------------------------------------------===//
@@ -555,18 +611,19 @@ TEST_F(GPU, ContextsShareTheDevice) {
   EXPECT_TRUE(sameBits(run(*second, inputs), want));
 }
 
+// Kernels are loaded when they are first launched.
 TEST_F(GPU, ProgramsShareModules) {
   ScanProgram p{40, 8};
-  std::shared_ptr<Executable> first = compile(p.source());
-  cuda::ModuleCacheCounts before = cuda::Device::moduleCacheCounts();
-  std::shared_ptr<Executable> second = compile(p.source());
-  cuda::ModuleCacheCounts after = cuda::Device::moduleCacheCounts();
-  EXPECT_EQ(after.memory, before.memory + 1);
-  EXPECT_EQ(after.disk, before.disk);
-  EXPECT_EQ(after.compiled, before.compiled);
+  std::shared_ptr<Executable> first = compile(p.source()),
+                              second = compile(p.source());
   Tensors inputs = upload(scanInputs(p, 2, 99));
   Tensors want = run(*first, inputs);
+  cuda::ModuleCacheCounts before = cuda::Device::moduleCacheCounts();
   EXPECT_TRUE(sameBits(run(*second, inputs), want));
+  cuda::ModuleCacheCounts after = cuda::Device::moduleCacheCounts();
+  EXPECT_GT(after.memory, before.memory);
+  EXPECT_EQ(after.disk, before.disk);
+  EXPECT_EQ(after.compiled, before.compiled);
   first.reset();
   EXPECT_TRUE(sameBits(run(*second, inputs), want));
 }
@@ -700,6 +757,21 @@ func.func @main(%ids: tensor<?x?xi32>, %table: tensor<10x8xf32>) -> tensor<?x?x8
       EXPECT_EQ(status.code(), StatusCode::InvalidArgument);
     }
   }
+  // On a caller's stream, which is not waited for, a later run tells, once.
+  cuda::Stream stream = take(cuda::Stream::create(gpu));
+  Tensors bad = upload({ids(12), table}), good = upload({ids(3), table});
+  Tensors outputs = take(program->makeOutputs("main", bad));
+  ASSERT_OK(program->run("main", bad, outputs, stream.handle()));
+  ASSERT_OK(stream.synchronize());
+  Status late = program->run("main", good, outputs, stream.handle());
+  EXPECT_EQ(late.code(), StatusCode::InvalidArgument);
+  EXPECT_NE(late.message().find("an earlier run: expected ids of an embedding "
+                                "to be in [0, 10), got 12"),
+            std::string::npos)
+      << late.message();
+  ASSERT_OK(program->run("main", good, outputs, stream.handle()));
+  ASSERT_OK(stream.synchronize());
+  ASSERT_OK(program->run("main", good, outputs));
 }
 
 TEST_F(GPU, BadStartsAreReported) {
@@ -874,6 +946,7 @@ TEST_F(GPU, StridesDoNotMatter) {
       {p.source(), scanInputs(p, 3, 70)},
       {odd.source(), scanInputs(odd, 2, 70)},
       {packed.source(), scanInputs(packed, 1, 70, {0, 3, 50})},
+      {SSDProgram{3, 20, 17}.source(), ssdInputs({3, 20, 17}, 2, 70)},
       {blockSource(), blockInputs(2, 30)}};
   for (DType type : {DType::F32, DType::F16})
     for (const RowProgram &row : rowPrograms(96, type)) {
@@ -961,6 +1034,19 @@ TEST_F(GPU, LargeBatches) {
         EXPECT_TRUE(isClose(got[0], want[0], bound));
         EXPECT_TRUE(isClose(got[1], want[1], 7e-6));
       }
+  }
+  {
+    SSDProgram p{2, 4, 3};
+    SCOPED_TRACE(p.source());
+    std::shared_ptr<Executable> program = compile(p.source());
+    Tensors inputs = ssdInputs(p, B, L), given = upload(inputs);
+    Tensors want = runOnCPU(p.source(), inputs);
+    for (int64_t chunk : {0, 1}) {
+      ASSERT_OK(program->setChunk("scan", chunk));
+      Tensors got = run(*program, given);
+      EXPECT_TRUE(isClose(got[0], want[0], 7e-6));
+      EXPECT_TRUE(isClose(got[1], want[1], 7e-6));
+    }
   }
   for (const RowProgram &row : rowPrograms(8, DType::F32)) {
     SCOPED_TRACE(row.source);
@@ -1062,6 +1148,46 @@ TEST_F(GPU, ScansBeyond32Bits) {
         EXPECT_TRUE(isClose(
             before, take(Tensor::empty(p.type, before.shape(), true)), 0));
       }
+  }
+}
+
+TEST_F(GPU, SSDBeyond32Bits) {
+  SSDProgram p{32, 64, 16, DType::BF16, /*softplus=*/false};
+  constexpr int64_t Tail = 40;
+  double bytes = 2.0 * p.H * p.P * ((1 << 20) + 1024);
+  if (!hasMemory(3 * bytes))
+    GTEST_SKIP() << "too little memory";
+  std::shared_ptr<Executable> program = compile(p.source());
+  for (auto [B, L] :
+       {std::pair<int64_t, int64_t>{1, (1 << 20) + 64}, {(1 << 12) + 1, 256}}) {
+    Tensors small = upload(ssdInputs(p, 1, Tail)), big = small;
+    for (size_t i : {0, 1, 3, 4, 5}) {
+      Shape shape = small[i].shape();
+      shape[0] = B;
+      shape[1] = i == 5 ? shape[1] : L;
+      big[i] = take(Tensor::empty(small[i].dtype(), shape, device, true));
+      Tensor end = take(big[i].slice(0, B - 1, B));
+      if (i != 5)
+        end = take(end.slice(1, L - Tail, L));
+      EXPECT_OK(end.copyFrom(small[i]));
+    }
+    ASSERT_OK(program->setChunk("scan", 0));
+    Tensors want = run(*program, small);
+    for (int64_t chunk : {0, 4096}) {
+      if (chunk >= L)
+        continue;
+      SCOPED_TRACE("batch " + std::to_string(B) + ", chunk " +
+                   std::to_string(chunk));
+      ASSERT_OK(program->setChunk("scan", chunk));
+      Tensors outputs;
+      ASSERT_OK(program->run("main", big, outputs));
+      Tensor end =
+          take(take(outputs[0].slice(0, B - 1, B)).slice(1, L - Tail, L));
+      EXPECT_TRUE(isClose(take(end.to(Device::cpu())), want[0], 4e-3));
+      Tensor state =
+          take(take(outputs[1].slice(0, B - 1, B)).to(Device::cpu()));
+      EXPECT_TRUE(isClose(state, want[1], 7e-6));
+    }
   }
 }
 

@@ -14,8 +14,8 @@
 //                     draw.
 //   COREY_TEST_DRAWS  draws per test, in place of each test's own number.
 //   COREY_TEST_DEVICE the device, "cpu" unless set. On "cuda" there are more
-//                     draws, larger ones, and one call of every program is
-//                     compared with what the CPU computes.
+//                     draws and calls, larger ones, and one call of every
+//                     program is compared with what the CPU computes.
 //
 //===----------------------------------------------------------------------===//
 
@@ -79,7 +79,7 @@ bool onGPU() { return device().kind == Device::CUDA; }
 
 int64_t draws(int64_t usual) {
   const char *text = std::getenv("COREY_TEST_DRAWS");
-  return text ? std::strtoll(text, nullptr, 10) : onGPU() ? 4 * usual : usual;
+  return text ? std::strtoll(text, nullptr, 10) : onGPU() ? 2 * usual : usual;
 }
 
 class Random {
@@ -739,7 +739,7 @@ Sizes anySizes(Random &random, bool packed, int64_t workPerToken,
 }
 
 /// Calls of a program that was compiled for any size.
-constexpr int Calls = 4;
+const int Calls = onGPU() ? 8 : 4;
 
 TEST(Property, SelectiveScan) {
   forDraws(16, [](Random &random) {

@@ -252,6 +252,16 @@ SmallVector<Value> GPULowering::leavesOf(Value tensor) const {
   return leaves;
 }
 
+void GPULowering::makeBuffers() {
+  SmallVector<Value> read(op->getOperands());
+  if (hasEpilogue())
+    read.push_back(plan->result);
+  for (Value value : read)
+    if (isa<TensorType>(value.getType()))
+      for (Value leaf : leavesOf(value))
+        buffer(leaf);
+}
+
 int64_t GPULowering::streamAlignment(Value tensor) const {
   int64_t least = 8;
   for (Value leaf : leavesOf(tensor))

@@ -58,6 +58,9 @@ public:
 
   /// The memref of a tensor in memory; the same for the same tensor.
   mlir::Value buffer(mlir::Value tensor);
+  /// Makes the memrefs of all that kernels of the op read, to be called before
+  /// branches that use them.
+  void makeBuffers();
 
   /// The tensors in memory that `tensor` is computed from, each once: itself,
   /// if no op of the kernel's region computes it. The result of the kernel's

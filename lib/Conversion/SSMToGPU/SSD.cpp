@@ -147,14 +147,7 @@ public:
     SSDOperands s;
     s.y = y;
     s.last = op.getFinalStates() ? e.allocate(1) : Value();
-    // Views are made before the branches that use them.
-    SmallVector<Value> read(op.getOperands());
-    if (e.hasEpilogue())
-      read.push_back(e.plan->result);
-    for (Value tensor : read)
-      if (isa<TensorType>(tensor.getType()))
-        for (Value leaf : e.leavesOf(tensor))
-          e.buffer(leaf);
+    e.makeBuffers();
     if (!op.getChunkSize() && !op.getScanChunkAttr()) {
       emitUnsplit(s);
     } else {

@@ -217,15 +217,7 @@ public:
     ScanOperands s;
     s.y = y;
     s.last = op.getLastState() ? e.allocate(1) : Value();
-    // Views are made before the branches that use them, also of what pointwise
-    // ops of the kernel read.
-    for (Value operand : op.getOperands())
-      if (isa<TensorType>(operand.getType()))
-        for (Value leaf : e.leavesOf(operand))
-          e.buffer(leaf);
-    if (e.hasEpilogue())
-      for (Value leaf : e.leavesOf(e.plan->result))
-        e.buffer(leaf);
+    e.makeBuffers();
     s.chunk = *chunk;
     s.chunkCount = e.max(e.ceilDiv(sequences.length, s.chunk), e.index(1));
     Value unsplit = e.cmp(arith::CmpIPredicate::sle, s.chunkCount, e.index(1));
