@@ -418,9 +418,9 @@ Val KernelBuilder::exp(Val x) {
   Val low = fma(x, f32(kLog2E), -high);
   low = fma(x, f32(1.925963033500e-08), low);
   Val power = ex2(high);
-  // Infinity and zero need no correction, and infinity times it may be NaN.
+  // Beyond, the power is infinity or zero, which times the rest may be NaN.
   Val corrected = fma(power * low, f32(0.693147180559945), power);
-  return select(abs(high) < 150.0, corrected, power);
+  return select(abs(high) < 128.0, corrected, power);
 }
 
 Val KernelBuilder::softplus(Val x) {

@@ -151,8 +151,8 @@ struct LowerLaunches : public corey::impl::LowerLaunchesBase<LowerLaunches> {
     Type i64 = h.b.getI64Type();
     Value layout = h.onStack(i64, std::max<int64_t>(3 * rank, 1));
     SmallVector<Value> addresses;
-    for (auto [m, memref] :
-         llvm::enumerate(ValueRange{copy.getTarget(), copy.getSource()})) {
+    const Value sides[] = {copy.getTarget(), copy.getSource()};
+    for (auto [m, memref] : llvm::enumerate(sides)) {
       auto metadata =
           memref::ExtractStridedMetadataOp::create(h.b, h.loc, memref);
       for (int64_t axis = 0; axis < rank; ++axis) {

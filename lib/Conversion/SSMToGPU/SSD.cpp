@@ -5,9 +5,9 @@
 //===----------------------------------------------------------------------===//
 //
 // A block of threads walks the tokens of one head of one sequence, or of a
-// slice of the head's channels. Lane (r, q) of a warp holds the states of a few
-// channels, by r, and of every so manieth four states, by q, in registers. Per
-// block of tokens:
+// slice of the head's channels. Lane (r, q) of a warp holds states of up to
+// four neighbouring channels, by r, in registers: vectors of four states, the
+// lanes of other q having those between. Per block of tokens:
 //
 //   1. rows of B and C go to shared memory of the block, the inputs times dt to
 //      that of the warp that has their channels; every warp computes the decays
@@ -79,22 +79,34 @@ struct SSDTiling {
   int64_t channelsPerBlock() const { return warps * channelsPerWarp(); }
   int64_t threads() const { return warps * 32; }
   int64_t heldStates() const { return channelsPerLane * statesPerLane; }
-  /// Outputs of a block of tokens that lanes of the same channels sum, and how
-  /// many of them a lane has in the end.
-  int64_t items() const { return steps * channelsPerLane; }
+  /// Tokens whose outputs are summed over lanes at a time: all of a block would
+  /// take too many registers.
+  int64_t groupSteps() const { return std::min<int64_t>(steps, 4); }
+  /// Outputs of these tokens that lanes of the same channels sum, and how many
+  /// of them a lane has in the end.
+  int64_t items() const { return groupSteps() * channelsPerLane; }
   int64_t itemsPerLane() const {
     return std::max<int64_t>(items() / stateLanes, 1);
   }
   /// The same as neighbouring channels of so many tokens.
   int64_t run() const { return std::min(itemsPerLane(), channelsPerLane); }
-  int64_t tokensPerLane() const { return itemsPerLane() / run(); }
+  int64_t tokensPerGroup() const { return itemsPerLane() / run(); }
+  int64_t tokensPerLane() const {
+    return tokensPerGroup() * (steps / groupSteps());
+  }
+  /// From the first token of a lane to another of its tokens.
+  int64_t tokenOffset(int64_t i) const {
+    return i / tokensPerGroup() * groupSteps() + i % tokensPerGroup();
+  }
   // Bytes of shared memory, of one of two.
   int64_t rowBytes() const { return 4 * paddedStates(); }
   int64_t tileBytes() const { return steps * rowBytes(); }
   int64_t inputBytes() const { return 4 * steps * channelsPerWarp(); }
-  /// Blocks that should fit on a multiprocessor. A block of tokens takes more
-  /// registers than a single token, which waits for memory only.
-  int64_t minBlocks() const { return (steps > 1 ? 12 : 16) / warps; }
+  /// Blocks that should fit on a multiprocessor. More of them would have too
+  /// few registers for a block of tokens; a single token waits for memory only.
+  int64_t minBlocks(bool hasOutput) const {
+    return (steps == 1 ? 16 : hasOutput ? 8 : 12) / warps;
+  }
 };
 
 /// What a kernel computes of a scan.
@@ -194,7 +206,8 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
                    : steps == 1               ? "ssd_step"
                                               : "ssd";
   SSDTiling t(channels, states, steps);
-  KernelBuilder k(e.host, e.loc, e.kernels, name, {t.threads(), t.minBlocks()});
+  KernelBuilder k(e.host, e.loc, e.kernels, name,
+                  {t.threads(), t.minBlocks(hasOutput)});
   InputStream x(e, k, op.getX());
   InputStream dt(e, k, isDecay ? op.getDecay() : op.getDt());
   InputStream z(e, k, hasOutput ? op.getZ() : Value());
@@ -372,16 +385,15 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
     /// that.
     auto load = [&](Val t0) {
       auto rowOf = [&](Val step) { return k.min(t0 + step, lastRow); };
-      Vals loaded = dt.load(dt.moved(dtRow, rowOf(decayStep)), 1, false);
+      Vals loaded = dt.load(dt.moved(dtRow, rowOf(decayStep)), 1);
       for (int64_t i = 0; i < t.tokensPerLane(); ++i) {
-        Val row = rowOf(ownToken + double(i));
+        Val row = rowOf(ownToken + double(t.tokenOffset(i)));
         for (int64_t j = 0; j < pieces; ++j) {
-          llvm::append_range(
-              loaded, x.load(x.moved(xRows[j], row, kTokenAxis), width, false));
+          llvm::append_range(loaded,
+                             x.load(x.moved(xRows[j], row, kTokenAxis), width));
           if (z)
             llvm::append_range(
-                loaded,
-                z.load(z.moved(zRows[j], row, kTokenAxis), width, false));
+                loaded, z.load(z.moved(zRows[j], row, kTokenAxis), width));
         }
       }
       for (int64_t i = 0; i < rounds; ++i) {
@@ -393,7 +405,8 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
         for (const DeviceTensor *tensor : {&B, &C})
           if (*tensor)
             loaded.push_back(k.load(tensor->at({batch64, row, group}, n),
-                                    k.packedType(tensor->element, piece)));
+                                    k.packedType(tensor->element, piece),
+                                    true));
       }
       return loaded;
     };
@@ -446,24 +459,26 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
       }
       if (pass == SSDPass::States)
         total = total + k.shuffleIndex(sum, k.i32(steps - 1));
+      // What gates is unpacked when it is needed.
       SmallVector<Vals> xs, zs;
       for (int64_t i = 0; i < t.tokensPerLane(); ++i) {
         Vals values, gates;
         for (int64_t j = 0; j < pieces; ++j) {
           llvm::append_range(values, take(x, width));
-          if (z)
-            llvm::append_range(gates, take(z, width));
+          llvm::append_range(gates, loaded.take_front(z.numLoaded()));
+          loaded = loaded.drop_front(z.numLoaded());
         }
         Val scale = inputScale;
         if (steps > 1)
-          scale = k.shuffleIndex(inputScale, ownToken + double(i));
-        Val isToken = t0 + ownToken + double(i) < length;
+          scale =
+              k.shuffleIndex(inputScale, ownToken + double(t.tokenOffset(i)));
+        Val isToken = t0 + ownToken + double(t.tokenOffset(i)) < length;
         Vals scaled;
         for (Val value : values)
           scaled.push_back(k.select(isToken, value * scale, k.f32(0)));
         auto store = [&] {
           k.store(k.vector(scaled),
-                  k.offset(input, ((ownToken + double(i)) *
+                  k.offset(input, ((ownToken + double(t.tokenOffset(i))) *
                                        double(t.channelsPerWarp()) +
                                    ownLocal) *
                                       4.0));
@@ -478,7 +493,8 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
       for (int64_t i = 0; i < rounds; ++i) {
         Val index = pieceOf(i);
         Vals rows[2];
-        for (auto [m, tensor] : llvm::enumerate(ArrayRef{&B, &C}))
+        const DeviceTensor *tensors[] = {&B, &C};
+        for (auto [m, tensor] : llvm::enumerate(tensors))
           if (*tensor) {
             rows[m] = k.unpack(loaded.front(), tensor->element, piece);
             loaded = loaded.drop_front();
@@ -503,24 +519,16 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
       // 2. The recurrence.
       Val stateRow = k.offset(stage, q * double(4 * kVector));
       Val inputRow = k.offset(input, r * double(4 * t.channelsPerLane));
-      auto row = [&](Val from, int64_t i) {
-        Vals values;
-        for (int64_t v = 0; v < vectors; ++v)
-          llvm::append_range(
-              values, k.unpack(k.load(k.offset(from, i * t.rowBytes() +
-                                                         v * 4 * kVector *
-                                                             t.stateLanes),
-                                      k.packedType(k.f32Type(), kVector)),
-                               k.f32Type(), kVector));
-        return values;
+      auto rowVector = [&](Val from, int64_t i, int64_t v) {
+        int64_t at = i * t.rowBytes() + v * 4 * kVector * t.stateLanes;
+        return k.unpack(
+            k.load(k.offset(from, at), k.packedType(k.f32Type(), kVector)),
+            k.f32Type(), kVector);
       };
-      /// Replaces the states by the next; returns the outputs' parts.
+      /// The next states, and the sums that are the lane's.
       auto recur = [&](bool isScaled) {
-        Vals partial, now(h);
+        Vals partial, sums, now(h);
         for (int64_t i = 0; i < steps; ++i) {
-          Vals b = row(stateRow, i), c;
-          if (hasOutput)
-            c = row(k.offset(stateRow, t.tileBytes()), i);
           Vals in =
               k.unpack(k.load(k.offset(inputRow, i * 4 * t.channelsPerWarp()),
                               k.packedType(k.f32Type(), t.channelsPerLane)),
@@ -529,17 +537,25 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
           if (!isScaled)
             decay = k.ex2(steps > 1 ? k.shuffleIndex(exponent, k.i32(i))
                                     : exponent);
-          for (int64_t j = 0; j < t.channelsPerLane; ++j) {
-            Val out;
-            for (int64_t n = 0; n < t.statesPerLane; ++n) {
-              Val &s = now[j * t.statesPerLane + n];
-              s = isScaled ? k.fma(in[j], b[n], s)
-                           : k.fma(decay, s, in[j] * b[n]);
-              if (hasOutput)
-                out = out ? k.fma(s, c[n], out) : s * c[n];
-            }
+          Vals out(t.channelsPerLane);
+          for (int64_t v = 0; v < vectors; ++v) {
+            Vals b = rowVector(stateRow, i, v), c;
             if (hasOutput)
-              partial.push_back(out);
+              c = rowVector(k.offset(stateRow, t.tileBytes()), i, v);
+            for (int64_t n = 0; n < kVector; ++n)
+              for (int64_t j = 0; j < t.channelsPerLane; ++j) {
+                Val &s = now[j * t.statesPerLane + v * kVector + n];
+                s = isScaled ? k.fma(in[j], b[n], s)
+                             : k.fma(decay, s, in[j] * b[n]);
+                if (hasOutput)
+                  out[j] = out[j] ? k.fma(s, c[n], out[j]) : s * c[n];
+              }
+          }
+          if (hasOutput)
+            llvm::append_range(partial, out);
+          if (hasOutput && (i + 1) % t.groupSteps() == 0) {
+            llvm::append_range(sums, k.reduceScatter(partial, t.stateLanes, q));
+            partial.clear();
           }
         }
         if (isScaled) {
@@ -547,7 +563,7 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
           for (Val &s : now)
             s = s * decay;
         }
-        llvm::append_range(now, partial);
+        llvm::append_range(now, sums);
         return now;
       };
       Vals results = steps > 1 ? k.ifValues(
@@ -559,13 +575,18 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
         return following;
 
       // 3. The outputs of the lane's own tokens.
-      Vals outputs = k.reduceScatter(
-          Vals(ArrayRef(results).drop_front(h.size())), t.stateLanes, q);
+      Vals outputs(ArrayRef(results).drop_front(h.size()));
       for (int64_t i = 0; i < t.tokensPerLane(); ++i) {
         Val scale;
         if (steps > 1)
-          scale = k.shuffleIndex(outputScale, ownToken + double(i));
-        Vals out;
+          scale =
+              k.shuffleIndex(outputScale, ownToken + double(t.tokenOffset(i)));
+        Vals out, gates;
+        for (int64_t j = 0; z && j < pieces; ++j)
+          llvm::append_range(
+              gates,
+              z.values(ArrayRef(zs[i]).slice(j * z.numLoaded(), z.numLoaded()),
+                       width));
         for (int64_t j = 0; j < t.run(); ++j) {
           Val value = outputs[i * t.run() + j];
           if (scale)
@@ -573,10 +594,10 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
           if (D)
             value = k.fma(skip[j], xs[i][j], value);
           if (z)
-            value = value * k.silu(zs[i][j]);
+            value = value * k.silu(gates[j]);
           out.push_back(value);
         }
-        Val row = t0 + ownToken + double(i);
+        Val row = t0 + ownToken + double(t.tokenOffset(i));
         for (int64_t j = 0; j < pieces; ++j) {
           Val writes = (row < length) &
                        (ownChannel + double(j * width) < double(channels));

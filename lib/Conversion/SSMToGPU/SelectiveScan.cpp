@@ -606,7 +606,8 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
       for (int64_t i = 0; i < rounds; ++i) {
         Val index = lane + double(32 * i);
         Vals values[2];
-        for (auto [m, tensor] : llvm::enumerate(ArrayRef{&B, &C}))
+        const DeviceTensor *tensors[] = {&B, &C};
+        for (auto [m, tensor] : llvm::enumerate(tensors))
           if (*tensor)
             values[m] = k.unpack(*from++, tensor->element, piece);
         auto storeRows = [&] {
