@@ -14,6 +14,8 @@
 set -uo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
+# Seconds that a test may take.
+limit=600
 sanitize=0 jobs=6 filter='*' tree=
 for argument in "$@"; do
   case $argument in
@@ -93,7 +95,7 @@ done
 runTest() {
   local name=$1 start=$SECONDS status
   shift
-  "$@" "$tests" --gtest_filter="$name" >"$logs/$name.log" 2>&1
+  timeout "$limit" "$@" "$tests" --gtest_filter="$name" >"$logs/$name.log" 2>&1
   status=$?
   if [ "$status" -ne 0 ]; then
     echo "FAIL $name ($((SECONDS - start)) s, status $status)" >"$logs/$name.result"
@@ -102,6 +104,8 @@ runTest() {
   else
     echo "PASS $name ($((SECONDS - start)) s)" >"$logs/$name.result"
   fi
+  # At once, for those who wait; why it failed comes with the others.
+  cat "$logs/$name.result"
 }
 
 # runTests <what> <names> [<command>...]
@@ -116,12 +120,12 @@ runTests() {
   wait
   for name in $names; do
     result=$(cat "$logs/$name.result" 2>/dev/null || echo "FAIL $name (no result)")
-    echo "$result"
     case $result in
     PASS*) p=$((p + 1)) ;;
     SKIP*) s=$((s + 1)) ;;
     *)
       f=$((f + 1))
+      echo "$result"
       grep -v -e '^\[ RUN' -e '^\[---' -e '^\[===' -e '^$' "$logs/$name.log" | head -n 60 | cut -c 1-1000
       ;;
     esac

@@ -1066,7 +1066,7 @@ TEST_F(RuntimeTest, CallsOfSeveralThreads) {
     threads.emplace_back([&] {
       Stream own = std::move(*Stream::create(device));
       cuda::Call mine(device);
-      mine.program = &program;
+      mine.program = program.get();
       mine.stream = own.handle();
       device::CallState callState;
       callState.cuda = &mine;

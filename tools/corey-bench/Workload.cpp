@@ -5,6 +5,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "Workload.h"
+#include "corey/Device/CUDA.h"
 #include "corey/ToolUtils.h"
 #include "llvm/ADT/StringMap.h"
 #include "llvm/Support/FormatVariadic.h"
@@ -366,12 +367,26 @@ llvm::json::Object corey::describeRun(const std::string &target) {
   std::time_t now = std::time(nullptr);
   std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
   llvm::StringMap<bool> features = llvm::sys::getHostCPUFeatures();
-  return llvm::json::Object{{"tool", "corey-bench"},
-                            {"version", getVersion()},
-                            {"date", std::string(date)},
-                            {"target", target},
-                            {"cpu", llvm::sys::getHostCPUName()},
-                            {"avx512", features.lookup("avx512f")}};
+  llvm::json::Object run{{"tool", "corey-bench"},
+                         {"version", getVersion()},
+                         {"date", std::string(date)},
+                         {"target", target},
+                         {"cpu", llvm::sys::getHostCPUName()},
+                         {"avx512", features.lookup("avx512f")}};
+  Expected<Device> device = Device::parse(target);
+  if (!device || device->kind != Device::CUDA)
+    return run;
+  if (auto gpu = cuda::Device::get(device->index)) {
+    const cuda::DeviceProperties &p = (*gpu)->properties();
+    run["gpu"] = p.name;
+    run["multiprocessors"] = p.multiprocessors;
+    run["clock_khz"] = p.clockKHz;
+    // Of the CUDA version that the driver is for.
+    run["driver_cuda"] = llvm::formatv("{0}.{1}", p.driverVersion / 1000,
+                                       p.driverVersion % 1000 / 10)
+                             .str();
+  }
+  return run;
 }
 
 int corey::writeJSON(const std::string &path, llvm::json::Value document) {

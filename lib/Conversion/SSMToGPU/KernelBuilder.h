@@ -164,7 +164,7 @@ public:
   Val rsqrt(Val x);
   /// e^x, within 2 ulp of f32 where the result is normal.
   Val exp(Val x);
-  /// log(1 + e^x) with one ex2 and a polynomial of degree 6.
+  /// log(1 + e^x) with one ex2 and a polynomial of degree 8.
   Val softplus(Val x);
   /// x / (1 + e^-x) with one ex2 and one rcp.
   Val silu(Val x);
