@@ -5,6 +5,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "corey/Conversion/SSMToGPU/SSMToGPU.h"
+#include "../Common/LowerProgram.h"
 #include "../Common/SchedulerOps.h"
 #include "GPULowering.h"
 #include "mlir/Dialect/Bufferization/IR/Bufferization.h"
@@ -12,7 +13,6 @@
 #include "mlir/Dialect/Math/IR/Math.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
-#include "mlir/Transforms/WalkPatternRewriteDriver.h"
 
 namespace corey {
 #define GEN_PASS_DEF_CONVERTSSMTOGPU
@@ -37,14 +37,7 @@ struct ConvertSSMToGPU
     }
     GPUTarget target{multiprocessors};
     MLIRContext *context = &getContext();
-    auto isLowered = [](Operation *op) {
-      return isa_and_nonnull<SSMDialect>(op->getDialect()) &&
-             !isa<WeightOp, GetWeightOp, YieldOp>(op);
-    };
-    getOperation().walk([&](Operation *op) {
-      if (isLowered(op))
-        ++numLoweredOps;
-    });
+    numLoweredOps += countLoweredOps(getOperation());
     RewritePatternSet patterns(context);
     populateGPUConvLowerings(patterns, target);
     populateGPUHadamardLowerings(patterns, target);
@@ -55,33 +48,12 @@ struct ConvertSSMToGPU
     populateGPUQuantizationLowerings(patterns, target);
     populateGPUScanLowerings(patterns, target);
     populateGPUSSDLowerings(patterns, target);
-    FrozenRewritePatternSet frozen(std::move(patterns));
-    // A lowering that refuses an op says why; nothing is to be added to that.
-    bool explained = false;
-    ScopedDiagnosticHandler handler(context, [&](Diagnostic &diagnostic) {
-      explained |= diagnostic.getSeverity() == DiagnosticSeverity::Error;
-      return failure();
-    });
-    // Fused regions nest; each round inlines one level.
-    bool hadFused;
-    do {
-      hadFused = false;
-      getOperation().walk([&](FusedOp) { hadFused = true; });
-      walkAndApplyPatterns(getOperation(), frozen);
-    } while (hadFused);
     // The lowering of a scan must see its site: it asks for the kernel that was
     // chosen with the chunk.
     RewritePatternSet schedulerPatterns(context);
     populateSchedulerLowerings(schedulerPatterns, "corey_rt_device_observe");
-    walkAndApplyPatterns(getOperation(), std::move(schedulerPatterns));
-    WalkResult result = getOperation().walk([&](Operation *op) {
-      if (!isLowered(op))
-        return WalkResult::advance();
-      if (!explained)
-        op->emitError("expected every ssm op to have a GPU lowering");
-      return WalkResult::interrupt();
-    });
-    if (result.wasInterrupted())
+    if (failed(lowerProgram(getOperation(), std::move(patterns),
+                            std::move(schedulerPatterns), "GPU")))
       return signalPassFailure();
     auto kernels = getOperation().lookupSymbol<gpu::GPUModuleOp>(kKernelModule);
     if (!kernels)

@@ -5,6 +5,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "corey/Conversion/SSMToLinalg/SSMToLinalg.h"
+#include "../Common/LowerProgram.h"
 #include "../Common/SchedulerOps.h"
 #include "LoweringUtils.h"
 #include "mlir/Dialect/Bufferization/IR/Bufferization.h"
@@ -13,7 +14,6 @@
 #include "mlir/Dialect/Linalg/IR/Linalg.h"
 #include "mlir/Dialect/Math/IR/Math.h"
 #include "mlir/Dialect/Vector/IR/VectorOps.h"
-#include "mlir/Transforms/WalkPatternRewriteDriver.h"
 #include "llvm/ADT/StringMap.h"
 #include "llvm/TargetParser/Host.h"
 
@@ -37,44 +37,17 @@ struct ConvertSSMToLinalg
     if (failed(target))
       return signalPassFailure();
     MLIRContext *context = &getContext();
-    // Regions first: what they hold is lowered with the rest.
-    auto isLowered = [](Operation *op) {
-      return isa_and_nonnull<SSMDialect>(op->getDialect()) &&
-             !isa<WeightOp, GetWeightOp, YieldOp>(op);
-    };
-    getOperation().walk([&](Operation *op) {
-      if (isLowered(op))
-        ++numLoweredOps;
-    });
+    numLoweredOps += countLoweredOps(getOperation());
     RewritePatternSet patterns(context);
     populateElementwiseLowerings(patterns, *target);
     populateScanLowerings(patterns, *target);
     populateSSDLowerings(patterns, *target);
     populateRowLowerings(patterns, *target);
     populateQuantizationLowerings(patterns, *target);
-    populateSchedulerLowerings(patterns, "corey_rt_observe");
-    FrozenRewritePatternSet frozen(std::move(patterns));
-    // A lowering that refuses an op says why; nothing is to be added to that.
-    bool explained = false;
-    ScopedDiagnosticHandler handler(context, [&](Diagnostic &diagnostic) {
-      explained |= diagnostic.getSeverity() == DiagnosticSeverity::Error;
-      return failure();
-    });
-    // Fused regions nest; each round inlines one level.
-    bool hadFused;
-    do {
-      hadFused = false;
-      getOperation().walk([&](FusedOp) { hadFused = true; });
-      walkAndApplyPatterns(getOperation(), frozen);
-    } while (hadFused);
-    WalkResult result = getOperation().walk([&](Operation *op) {
-      if (!isLowered(op))
-        return WalkResult::advance();
-      if (!explained)
-        op->emitError("expected every ssm op to have a CPU lowering");
-      return WalkResult::interrupt();
-    });
-    if (result.wasInterrupted())
+    RewritePatternSet schedulerPatterns(context);
+    populateSchedulerLowerings(schedulerPatterns, "corey_rt_observe");
+    if (failed(lowerProgram(getOperation(), std::move(patterns),
+                            std::move(schedulerPatterns), "CPU")))
       signalPassFailure();
   }
 };
