@@ -10,6 +10,9 @@
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/Dialect/LLVMIR/NVVMDialect.h"
 #include "mlir/Target/LLVMIR/Export.h"
+#include "llvm/IR/InstIterator.h"
+#include "llvm/IR/IntrinsicInst.h"
+#include "llvm/IR/IntrinsicsNVPTX.h"
 #include "llvm/IR/LegacyPassManager.h"
 #include "llvm/IR/Module.h"
 #include "llvm/MC/TargetRegistry.h"
@@ -17,6 +20,7 @@
 #include "llvm/Support/TargetSelect.h"
 #include "llvm/Target/TargetMachine.h"
 #include "llvm/TargetParser/Triple.h"
+#include "llvm/Transforms/Utils/BasicBlockUtils.h"
 #include <atomic>
 #include <thread>
 
@@ -91,6 +95,21 @@ static void optimizeKernels(llvm::Module &module, llvm::TargetMachine &machine,
   passes.run(module, modules);
 }
 
+/// Loads of memory that a kernel does not write are ordered with nothing in a
+/// block of code, not even with the wait for the kernels that write it. So the
+/// wait ends its block.
+static void endBlocksAtWaits(llvm::Module &module) {
+  for (llvm::Function &function : module) {
+    llvm::SmallVector<llvm::Instruction *> waits;
+    for (llvm::Instruction &instruction : llvm::instructions(function))
+      if (auto *call = llvm::dyn_cast<llvm::IntrinsicInst>(&instruction))
+        if (call->getIntrinsicID() == llvm::Intrinsic::nvvm_griddepcontrol_wait)
+          waits.push_back(call);
+    for (llvm::Instruction *wait : waits)
+      llvm::SplitBlock(wait->getParent(), wait->getNextNode());
+  }
+}
+
 /// A module of kernels, alone in its context, and what compiles it.
 namespace {
 struct DeviceModule {
@@ -101,6 +120,7 @@ struct DeviceModule {
   /// Optimized PTX, or an empty string if the back end refuses.
   std::string compile(unsigned level) {
     optimizeKernels(*module, *machine, level);
+    endBlocksAtWaits(*module);
     llvm::SmallString<0> text;
     llvm::raw_svector_ostream os(text);
     llvm::legacy::PassManager codegen;

@@ -376,7 +376,9 @@ TEST_F(CUDATest, LaunchLimits) {
             "kernel 'nothing': expected grid z from 0 to 65535, got -1");
   EXPECT_EQ(tryOut([](C &c) { c.block[2] = 65; }),
             "kernel 'nothing': expected block z from 1 to 64, got 65");
-  EXPECT_EQ(tryOut([](C &c) { c.block = {64, 32, 1}; }),
+  EXPECT_EQ(tryOut([](C &c) {
+              c.block = {64, 32, 1};
+            }),
             "kernel 'nothing': expected at most 1024 threads per block, got "
             "2048");
   EXPECT_EQ(tryOut([](C &c) { c.clusterX = 2; }),
@@ -414,9 +416,7 @@ TEST_F(CUDATest, StreamsBelongToADevice) {
   EXPECT_TRUE(contains(wrong.status(), "primary context of CUDA device 1"));
   ASSERT_OK(Stream::borrow(second, nullptr));
   corey_fake_reset_calls();
-  {
-    Stream moved = std::move(stream);
-  }
+  { Stream moved = std::move(stream); }
   EXPECT_EQ(corey_fake_calls("cuStreamDestroy"), 1u);
 }
 
@@ -888,7 +888,8 @@ protected:
     body = std::move(given);
     state.error = Status::ok();
     publishObservations(state);
-    bool finished = device::invoke(state, 1, [](void **) { body(); }, nullptr);
+    bool finished = device::invoke(
+        state, 1, [](void **) { body(); }, nullptr);
     call->arena.releaseAll();
     return finished;
   }
@@ -915,7 +916,8 @@ TEST_F(RuntimeTest, WarmCallsTakeNothing) {
     uint32_t count = 3;
     float factor = 0.5;
     void *arguments[] = {&address, &count, &factor};
-    corey_rt_launch(1, 2, 1, 1, 128, 1, 1, 1, 64 << 10, addressOf(arguments));
+    corey_rt_launch(1, 2, 1, 1, 128, 1, 1, 1, 1, 64 << 10,
+                    addressOf(arguments));
     int64_t layout[] = {2, 3, 3, 1, 8, 2};
     corey_rt_device_copy(addressOf(b), addressOf(input.pointer),
                          addressOf(layout), 2, 4);
@@ -938,9 +940,10 @@ TEST_F(RuntimeTest, WarmCallsTakeNothing) {
         "cuEventSynchronize", "cuFuncSetAttribute", "cuStreamCreate",
         "cuEventCreate"})
     EXPECT_EQ(corey_fake_calls(function), 0u) << function;
-  EXPECT_EQ(corey_fake_calls("cuLaunchKernel"), 1u);
+  EXPECT_EQ(corey_fake_calls("cuLaunchKernelEx"), 1u);
   std::vector<Launch> launches = takeLaunches();
   ASSERT_EQ(launches.size(), 2u);
+  EXPECT_TRUE(launches[1].programmatic);
   EXPECT_EQ(launches[1].kernel, "scale");
   EXPECT_EQ(launches[1].arguments[1], 3u);
   EXPECT_EQ(launches[1].arguments[0], launches[0].arguments[0]);
@@ -951,7 +954,7 @@ TEST_F(RuntimeTest, FirstErrorFailsTheCall) {
   corey_fake_fail("cuLaunchKernel", driver::CUDA_ERROR_ILLEGAL_ADDRESS, 1);
   auto work = [&] {
     for (int i = 0; i < 4; ++i)
-      corey_rt_launch(0, 1, 1, 1, 1, 1, 1, 1, 0, 0);
+      corey_rt_launch(0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0);
     EXPECT_EQ(corey_rt_device_malloc(16), nullptr);
     corey_rt_device_free(nullptr);
     int64_t layout[] = {4, 1, 1};
@@ -968,11 +971,12 @@ TEST_F(RuntimeTest, FirstErrorFailsTheCall) {
       "(an illegal memory access was encountered)");
   EXPECT_EQ(takeLaunches().size(), 1u);
   // The next call is a new one.
-  ASSERT_TRUE(run([] { corey_rt_launch(0, 1, 1, 1, 1, 1, 1, 1, 0, 0); }));
+  ASSERT_TRUE(run([] { corey_rt_launch(0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0); }));
   ASSERT_OK(state.error);
-  ASSERT_TRUE(run([] { corey_rt_launch(2, 1, 1, 1, 1, 1, 1, 1, 0, 0); }));
+  ASSERT_TRUE(run([] { corey_rt_launch(2, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0); }));
   EXPECT_EQ(state.error.message(), "expected a kernel from 0 to 1, got 2");
-  ASSERT_TRUE(run([] { corey_rt_launch(0, 1, 70000, 1, 1, 1, 1, 1, 0, 0); }));
+  ASSERT_TRUE(
+      run([] { corey_rt_launch(0, 1, 70000, 1, 1, 1, 1, 1, 0, 0, 0); }));
   EXPECT_EQ(state.error.code(), StatusCode::InvalidArgument);
 }
 
@@ -993,8 +997,9 @@ TEST_F(RuntimeTest, OutOfMemoryLeavesTheCall) {
 
 TEST_F(RuntimeTest, CodeForADeviceNeedsOne) {
   state.cuda = nullptr;
-  body = [] { corey_rt_launch(0, 1, 1, 1, 1, 1, 1, 1, 0, 0); };
-  ASSERT_TRUE(device::invoke(state, 1, [](void **) { body(); }, nullptr));
+  body = [] { corey_rt_launch(0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0); };
+  ASSERT_TRUE(device::invoke(
+      state, 1, [](void **) { body(); }, nullptr));
   EXPECT_EQ(state.error.message(),
             "expected a call on a CUDA device, got compiled code without one");
 }
@@ -1076,7 +1081,7 @@ TEST_F(RuntimeTest, CallsOfSeveralThreads) {
             callState, 1,
             [](void **) {
               void *p = corey_rt_device_malloc(512);
-              corey_rt_launch(0, 1, 1, 1, 1, 1, 1, 1, 0, 0);
+              corey_rt_launch(0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0);
               corey_rt_device_free(p);
             },
             nullptr);

@@ -9,6 +9,7 @@
 #include "corey/ToolUtils.h"
 #include "llvm/ADT/StringMap.h"
 #include "llvm/Support/FormatVariadic.h"
+#include "llvm/Support/MemoryBuffer.h"
 #include "llvm/Support/raw_ostream.h"
 #include "llvm/TargetParser/Host.h"
 #include <cmath>
@@ -169,6 +170,161 @@ Workload corey::makeSSD(const WorkloadOptions &options) {
         }
       }
   w.expected = {fromDoubles(y, {B, L, H, P}), fromDoubles(S, {B, H, P, N})};
+  return w;
+}
+
+Workload corey::makeStep(const WorkloadOptions &options) {
+  int64_t B = options.shape[0], D = options.shape[1], N = options.shape[2];
+  DType dt = options.dtype;
+  Workload w;
+  w.inputs = {
+      *randomTensor(dt, {B, 1, D}, 1),
+      *randomTensor(dt, {B, 1, D}, 2, 0.0, 0.5),
+      filled(DType::F32, {D, N}, [&](int64_t i) { return -double(i % N + 1); }),
+      *randomTensor(dt, {B, 1, 1, N}, 3),
+      *randomTensor(dt, {B, 1, 1, N}, 4),
+      *randomTensor(DType::F32, {D}, 5),
+      *randomTensor(dt, {B, 1, D}, 6),
+      *randomTensor(DType::F32, {D}, 7, -2.0, 0.5),
+      *randomTensor(DType::F32, {B, D, N}, 8)};
+  std::string element = elementName(dt),
+              act = "tensor<?x1x" + std::to_string(D) + "x" + element + ">",
+              bc = "tensor<?x1x1x" + std::to_string(N) + "x" + element + ">";
+  std::string A = tensorType({D, N}, 0, "f32"), vec = tensorType({D}, 0, "f32");
+  std::string state = tensorType({B, D, N}, 1, "f32");
+  w.program =
+      "func.func @main(%u: " + act + ", %delta: " + act + ", %A: " + A +
+      ", %B: " + bc + ", %C: " + bc + ", %D: " + vec + ", %z: " + act +
+      ", %bias: " + vec + ", %h0: " + state + ") -> (" + act + ", " + state +
+      ") {\n  %y, %h = ssm.selective_scan %u, %delta, %A, %B, %C D(%D : " +
+      vec + ") z(%z : " + act + ") delta_bias(%bias : " + vec +
+      ") initial_state(%h0 : " + state + ") {delta_softplus} : " + act + ", " +
+      act + ", " + A + ", " + bc + ", " + bc + " -> " + act + ", " + state +
+      "\n  return %y, %h : " + act + ", " + state + "\n}\n";
+  double sequences = double(B), size = dtypeSize(dt);
+  w.bytes = sequences * (size * (4.0 * D + 2.0 * N) + 8.0 * D * N) +
+            4.0 * (D * N + 2.0 * D);
+  w.flops = sequences * D * N * 7.0;
+  w.exponentials = sequences * D * (N + 3.0);
+  if (!options.reference)
+    return w;
+  std::vector<std::vector<double>> in;
+  for (const Tensor &t : w.inputs)
+    in.push_back(widen(t));
+  std::vector<double> y(B * D), h(B * D * N);
+  for (int64_t b = 0; b < B; ++b)
+    for (int64_t d = 0; d < D; ++d) {
+      double u = in[0][b * D + d], step = softplus(in[1][b * D + d] + in[7][d]),
+             sum = in[5][d] * u;
+      for (int64_t n = 0; n < N; ++n) {
+        int64_t i = (b * D + d) * N + n;
+        h[i] = std::exp(step * in[2][d * N + n]) * in[8][i] +
+               step * u * in[3][b * N + n];
+        sum += in[4][b * N + n] * h[i];
+      }
+      y[b * D + d] = sum * silu(in[6][b * D + d]);
+    }
+  w.expected = {fromDoubles(y, {B, 1, D}), fromDoubles(h, {B, D, N})};
+  return w;
+}
+
+Workload corey::makeConv(const WorkloadOptions &options) {
+  constexpr int64_t taps = 4;
+  int64_t B = options.shape[0], L = options.shape[1], D = options.shape[2];
+  DType dt = options.dtype;
+  Workload w;
+  w.inputs = {*randomTensor(dt, {B, L, D}, 1),
+              *randomTensor(dt, {D, taps}, 2, 0, 0.5),
+              *randomTensor(dt, {D}, 3, 0, 0.1)};
+  std::string act = tensorType({B, L, D}, 2, elementName(dt)),
+              weight = tensorType({D, taps}, 0, elementName(dt)),
+              bias = tensorType({D}, 0, elementName(dt));
+  w.program = "func.func @main(%x: " + act + ", %w: " + weight +
+              ", %b: " + bias + ") -> " + act +
+              " {\n  %y = ssm.causal_conv %x, %w bias(%b : " + bias +
+              ") {silu} : " + act + ", " + weight + " -> " + act +
+              "\n  return %y : " + act + "\n}\n";
+  double elements = double(B) * L * D;
+  w.bytes = dtypeSize(dt) * (2 * elements + (taps + 1.0) * D);
+  w.flops = elements * taps;
+  w.exponentials = elements;
+  if (!options.reference)
+    return w;
+  std::vector<double> x = widen(w.inputs[0]), weights = widen(w.inputs[1]),
+                      shift = widen(w.inputs[2]), y(x.size());
+  for (int64_t b = 0; b < B; ++b)
+    for (int64_t t = 0; t < L; ++t)
+      for (int64_t d = 0; d < D; ++d) {
+        double sum = shift[d];
+        for (int64_t j = 0; j < taps; ++j)
+          if (int64_t from = t + j - (taps - 1); from >= 0)
+            sum += weights[d * taps + j] * x[(b * L + from) * D + d];
+        y[(b * L + t) * D + d] = silu(sum);
+      }
+  w.expected = {fromDoubles(y, {B, L, D})};
+  return w;
+}
+
+Workload corey::makeHadamard(const WorkloadOptions &options) {
+  int64_t rows = options.shape[0], n = options.shape[1];
+  DType dt = options.dtype;
+  Workload w;
+  w.inputs = {*randomTensor(dt, {rows, n}, 1)};
+  std::string type = tensorType({rows, n}, 1, elementName(dt));
+  w.program = "func.func @main(%x: " + type + ") -> " + type +
+              " {\n  %y = ssm.hadamard %x {block = " + std::to_string(n) +
+              " : i64} : " + type + " -> " + type + "\n  return %y : " + type +
+              "\n}\n";
+  double elements = double(rows) * n;
+  w.bytes = 2.0 * dtypeSize(dt) * elements;
+  w.flops = elements * std::log2(double(n)) / 2;
+  if (!options.reference)
+    return w;
+  std::vector<double> y = widen(w.inputs[0]);
+  for (int64_t row = 0; row < rows; ++row) {
+    double *v = &y[row * n];
+    for (int64_t h = 1; h < n; h *= 2)
+      for (int64_t i = 0; i < n; i += 2 * h)
+        for (int64_t j = i; j < i + h; ++j) {
+          double a = v[j], b = v[j + h];
+          v[j] = a + b;
+          v[j + h] = a - b;
+        }
+    for (int64_t i = 0; i < n; ++i)
+      v[i] /= std::sqrt(double(n));
+  }
+  w.expected = {fromDoubles(y, {rows, n})};
+  return w;
+}
+
+Workload corey::makeNorm(const WorkloadOptions &options) {
+  constexpr double eps = 1e-5;
+  int64_t rows = options.shape[0], D = options.shape[1];
+  DType dt = options.dtype;
+  Workload w;
+  w.inputs = {*randomTensor(dt, {rows, D}, 1),
+              *randomTensor(dt, {D}, 2, 1, 0.1)};
+  std::string type = tensorType({rows, D}, 1, elementName(dt)),
+              weight = tensorType({D}, 0, elementName(dt));
+  w.program =
+      "func.func @main(%x: " + type + ", %w: " + weight + ") -> " + type +
+      " {\n  %y = ssm.rms_norm %x, %w {eps = 1.0e-5 : f32} : " + type + ", " +
+      weight + " -> " + type + "\n  return %y : " + type + "\n}\n";
+  double elements = double(rows) * D;
+  w.bytes = dtypeSize(dt) * (2 * elements + D);
+  w.flops = elements * 2;
+  if (!options.reference)
+    return w;
+  std::vector<double> x = widen(w.inputs[0]), scale = widen(w.inputs[1]);
+  for (int64_t row = 0; row < rows; ++row) {
+    double squares = 0;
+    for (int64_t d = 0; d < D; ++d)
+      squares += x[row * D + d] * x[row * D + d];
+    double factor = 1 / std::sqrt(squares / double(D) + eps);
+    for (int64_t d = 0; d < D; ++d)
+      x[row * D + d] *= factor * scale[d];
+  }
+  w.expected = {fromDoubles(x, {rows, D})};
   return w;
 }
 
@@ -362,6 +518,23 @@ Workload corey::makeChain(int64_t ops, int64_t length) {
   return w;
 }
 
+/// Of the NVIDIA driver, such as "580.159.04"; empty where the kernel does not
+/// say.
+static std::string driverVersion() {
+  auto buffer =
+      llvm::MemoryBuffer::getFileAsStream("/proc/driver/nvidia/version");
+  if (!buffer)
+    return "";
+  // NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Release ...
+  llvm::SmallVector<llvm::StringRef> words;
+  (*buffer)->getBuffer().split('\n').first.split(words, ' ', -1, false);
+  for (llvm::StringRef word : words)
+    if (word.count('.') >= 1 &&
+        word.find_first_not_of("0123456789.") == llvm::StringRef::npos)
+      return word.str();
+  return "";
+}
+
 llvm::json::Object corey::describeRun(const std::string &target) {
   char date[32];
   std::time_t now = std::time(nullptr);
@@ -382,6 +555,8 @@ llvm::json::Object corey::describeRun(const std::string &target) {
     run["multiprocessors"] = p.multiprocessors;
     run["clock_khz"] = p.clockKHz;
     // Of the CUDA version that the driver is for.
+    if (std::string driver = driverVersion(); !driver.empty())
+      run["driver"] = driver;
     run["driver_cuda"] = llvm::formatv("{0}.{1}", p.driverVersion / 1000,
                                        p.driverVersion % 1000 / 10)
                              .str();

@@ -8,6 +8,7 @@
 #define COREY_TOOLS_COREY_BENCH_WORKLOAD_H
 
 #include "corey/Executable.h"
+#include "corey/Scheduler/Problem.h"
 #include "corey/Tensor.h"
 #include "llvm/Support/JSON.h"
 #include <map>
@@ -42,6 +43,16 @@ Workload makeScan(const WorkloadOptions &options);
 /// Mamba-2 with D, dt_bias and softplus: shape B,L,H,P,N,G. Its chunk site is
 /// "scan".
 Workload makeSSD(const WorkloadOptions &options);
+/// One token of a Mamba-1 scan with D, z, delta_bias and softplus, from given
+/// states to new ones: shape B,D,N.
+Workload makeStep(const WorkloadOptions &options);
+/// Causal convolution of four taps with bias and silu: shape B,L,D.
+Workload makeConv(const WorkloadOptions &options);
+/// Normalized Walsh-Hadamard transform of every row, a power of two long: shape
+/// rows,n.
+Workload makeHadamard(const WorkloadOptions &options);
+/// RMS norm of every row: shape rows,D.
+Workload makeNorm(const WorkloadOptions &options);
 
 /// A whole block of a model with every operation on its own, for one sequence
 /// of `length` tokens of 256 channels: norm, projections, convolution,
@@ -78,10 +89,10 @@ struct FusionResult {
 Expected<std::vector<FusionResult>>
 measureFusion(Context &context, const Workload &workload, double budgetMs);
 
-/// Every kernel of a scan on a CUDA device, unsplit and, where it can be, with
-/// `chunks`; all powers of two if there are none.
-struct DeviceScanResult {
-  std::string variant;
+/// A kernel on a CUDA device.
+struct DeviceResult {
+  /// Of a scan, else "default".
+  std::string variant = "default";
   /// 0 is unsplit.
   int64_t chunk = 0;
   /// After other memory was written, and right after itself; medians.
@@ -89,9 +100,23 @@ struct DeviceScanResult {
   /// The largest of an output.
   double relativeL2 = 0;
 };
-Expected<std::vector<DeviceScanResult>>
-measureScanOnDevice(Context &context, const WorkloadOptions &options,
-                    std::vector<int64_t> chunks, double budgetMs);
+/// What a copy of as many bytes as a workload must move takes: its floor on a
+/// device whose memory bounds it.
+struct DeviceCopy {
+  double coldUs = 0, warmUs = 0;
+};
+struct DeviceMeasurements {
+  std::vector<DeviceResult> results;
+  DeviceCopy copy;
+};
+/// Measures a program on a CUDA device. With `scan`, every kernel that there is
+/// for it, unsplit and, where it can be, with `chunks` (every power of two if
+/// there are none), bound at the site "scan".
+Expected<DeviceMeasurements> measureOnDevice(Context &context,
+                                             const Workload &workload,
+                                             const scheduler::Problem *scan,
+                                             std::vector<int64_t> chunks,
+                                             double budgetMs);
 
 /// What a JSON result says of where it comes from.
 llvm::json::Object describeRun(const std::string &target);

@@ -18,30 +18,234 @@ namespace cl = llvm::cl;
 
 static constexpr const char *kTool = "corey-bench";
 
+namespace {
+/// An op that can be measured alone.
+struct MeasuredOp {
+  llvm::StringLiteral name;
+  /// Its sizes, as --shape takes them.
+  llvm::StringLiteral sizes;
+  llvm::StringLiteral defaultShape;
+  Workload (*make)(const WorkloadOptions &);
+  /// Whether it has the chunk site "scan".
+  bool hasChunks = false;
+};
+constexpr MeasuredOp kOps[] = {
+    {"scan", "B,L,D,N", "1,512,2048,16", makeScan, true},
+    {"ssd", "B,L,H,P,N,G", "1,512,80,64,128,1", makeSSD, true},
+    {"step", "B,D,N", "1,2048,16", makeStep},
+    {"conv", "B,L,D", "1,512,2048", makeConv},
+    {"hadamard", "rows,n", "512,2048", makeHadamard},
+    {"norm", "rows,D", "512,2048", makeNorm}};
+
+constexpr std::pair<llvm::StringLiteral, int (*)(int, char **)> kSubcommands[] =
+    {{"rules", runRules},       {"tune", runTune},     {"fit", runFit},
+     {"schedule", runSchedule}, {"fusion", runFusion}, {"entropy", runEntropy},
+     {"paper", runPaper}};
+
+std::string namesOfBenchmarks(llvm::StringRef separator) {
+  llvm::SmallVector<llvm::StringRef> names;
+  for (const MeasuredOp &op : kOps)
+    names.push_back(op.name);
+  for (auto [name, run] : kSubcommands)
+    names.push_back(name);
+  return llvm::join(names, separator);
+}
+
+/// The sizes of `text` for `op`. Errors: InvalidArgument.
+Expected<std::vector<int64_t>> parseShape(const MeasuredOp &op,
+                                          const std::string &text) {
+  auto expected = [&](const std::string &what) {
+    return Status::invalidArgument("--shape: expected " + what + ", got '" +
+                                   text + "'");
+  };
+  llvm::SmallVector<llvm::StringRef> parts;
+  llvm::StringRef(text).split(parts, ',');
+  std::vector<int64_t> shape;
+  for (llvm::StringRef part : parts) {
+    int64_t size;
+    if (part.getAsInteger(10, size) || size < 1)
+      return expected("positive sizes");
+    shape.push_back(size);
+  }
+  size_t rank = op.sizes.count(',') + 1;
+  if (shape.size() != rank)
+    return expected(std::to_string(rank) + " sizes (" + op.sizes.str() + ")");
+  if (op.name == "ssd" && shape[2] % shape[5])
+    return expected("H to be a multiple of G");
+  if (op.name == "hadamard" && (shape[1] & (shape[1] - 1)))
+    return expected("n to be a power of two");
+  return shape;
+}
+
+/// One shape and type of an op.
+struct Case {
+  const MeasuredOp &op;
+  std::string shapeText;
+  WorkloadOptions options;
+
+  llvm::json::Object toJSON() const {
+    return llvm::json::Object{{"benchmark", op.name},
+                              {"shape", llvm::json::Array(options.shape)},
+                              {"dtype", dtypeName(options.dtype)}};
+  }
+  /// Columns that both tables begin with.
+  void print() const {
+    llvm::outs() << llvm::left_justify(shapeText, 25) << " "
+                 << llvm::left_justify(dtypeName(options.dtype), 5) << " ";
+  }
+};
+
+Status benchmarkOnDevice(const Case &c, const std::string &target,
+                         const std::vector<int64_t> &chunks, double budgetMs,
+                         bool print, llvm::json::Array &results) {
+  ContextOptions contextOptions;
+  contextOptions.device = target;
+  Expected<std::shared_ptr<Context>> context = Context::create(contextOptions);
+  if (!context)
+    return context.takeStatus();
+  Workload workload = c.op.make(c.options);
+  scheduler::Problem scan;
+  const std::vector<int64_t> &shape = c.options.shape;
+  bool isScan = c.op.name == "scan";
+  if (isScan) {
+    scan.batch = shape[0];
+    scan.length = shape[1];
+    scan.channels = shape[2];
+    scan.states = shape[3];
+  }
+  Expected<DeviceMeasurements> measured = measureOnDevice(
+      **context, workload, isScan ? &scan : nullptr, chunks, budgetMs);
+  if (!measured)
+    return measured.takeStatus();
+  for (const DeviceResult &each : measured->results) {
+    if (print) {
+      c.print();
+      llvm::outs() << llvm::left_justify(each.variant, 12)
+                   << llvm::format(" %7lld %11.2f %10.2f %11.2f %10.2f  "
+                                   "%12.3g\n",
+                                   static_cast<long long>(each.chunk),
+                                   each.coldUs, each.warmUs,
+                                   measured->copy.coldUs, measured->copy.warmUs,
+                                   each.relativeL2);
+      llvm::outs().flush();
+    }
+    llvm::json::Object result = c.toJSON();
+    result["device"] = (*context)->schedulerDevice().name;
+    result["variant"] = each.variant;
+    result["chunk"] = each.chunk;
+    result["cold_us"] = each.coldUs;
+    result["warm_us"] = each.warmUs;
+    result["copy_cold_us"] = measured->copy.coldUs;
+    result["copy_warm_us"] = measured->copy.warmUs;
+    result["rel_l2_error"] = each.relativeL2;
+    result["bytes"] = workload.bytes;
+    result["flops"] = workload.flops;
+    result["exponentials"] = workload.exponentials;
+    results.push_back(std::move(result));
+  }
+  return Status::ok();
+}
+
+Status benchmarkOnHost(const Case &c, const std::string &target,
+                       llvm::ArrayRef<int> threads, llvm::ArrayRef<int> chunks,
+                       int vectorBits, double budgetMs, bool print,
+                       llvm::json::Array &results) {
+  Workload workload = c.op.make(c.options);
+  for (int count : threads) {
+    ContextOptions contextOptions;
+    contextOptions.device = target;
+    contextOptions.threads = count;
+    Expected<std::shared_ptr<Context>> context =
+        Context::create(contextOptions);
+    if (!context)
+      return context.takeStatus();
+    CompileOptions compileOptions;
+    compileOptions.vectorBits = vectorBits;
+    Expected<std::shared_ptr<Executable>> executable = (*context)->compile(
+        workload.program, compileOptions, "<" + c.op.name.str() + ">");
+    if (!executable)
+      return executable.takeStatus();
+    for (int chunk : chunks) {
+      if (c.op.hasChunks)
+        if (Status status = (*executable)->setChunk("scan", chunk); !status)
+          return status;
+      std::vector<Tensor> outputs;
+      if (Status status = (*executable)->run("main", workload.inputs, outputs);
+          !status)
+        return status;
+      double error = 0;
+      for (size_t i = 0; i < outputs.size(); ++i) {
+        Expected<Difference> difference =
+            compare(outputs[i], workload.expected[i]);
+        if (!difference)
+          return difference.takeStatus();
+        error = std::max(error, difference->relativeL2);
+      }
+      std::vector<double> samples;
+      Status status;
+      double ms = timeCall(
+          [&] {
+            Status s = (*executable)
+                           ->run("main", workload.inputs.data(),
+                                 workload.inputs.size(), outputs.data(),
+                                 outputs.size());
+            if (!s)
+              status = s;
+          },
+          5, budgetMs, &samples);
+      if (!status)
+        return status;
+      std::sort(samples.begin(), samples.end());
+      double compileMs = 0;
+      for (const PhaseTime &phase : (*executable)->compileTimes())
+        compileMs += phase.milliseconds;
+      if (print) {
+        c.print();
+        llvm::outs() << llvm::format(
+            "%7d %5d  %10.3f %8.3f %8.3f  %12.3g %5.1f %8.1f\n",
+            (*context)->getThreads(), chunk, ms, samples.front(),
+            samples.back(), error, workload.bytes / ms * 1e-6,
+            workload.flops / ms * 1e-6);
+        llvm::outs().flush();
+      }
+      llvm::json::Object result = c.toJSON();
+      result["threads"] = (*context)->getThreads();
+      result["chunk"] = chunk;
+      result["median_ms"] = ms;
+      result["min_ms"] = samples.front();
+      result["max_ms"] = samples.back();
+      result["runs"] = static_cast<int64_t>(samples.size());
+      result["rel_l2_error"] = error;
+      result["compile_ms"] = compileMs;
+      result["bytes"] = workload.bytes;
+      result["flops"] = workload.flops;
+      result["exponentials"] = workload.exponentials;
+      results.push_back(std::move(result));
+    }
+  }
+  return Status::ok();
+}
+} // namespace
+
 int corey::coreyBenchMain(int argc, char **argv) {
   // Those with options of their own.
-  static constexpr std::pair<llvm::StringLiteral, int (*)(int, char **)>
-      subcommands[] = {{"rules", runRules},   {"tune", runTune},
-                       {"fit", runFit},       {"schedule", runSchedule},
-                       {"fusion", runFusion}, {"entropy", runEntropy},
-                       {"paper", runPaper}};
-  for (auto [name, run] : subcommands)
+  for (auto [name, run] : kSubcommands)
     if (argc > 1 && name == argv[1])
       return run(argc - 1, argv + 1);
+  std::string names = "<" + namesOfBenchmarks("|") + ">", shapesHelp;
+  for (const MeasuredOp &op : kOps)
+    shapesHelp += op.name.str() + ": " + op.sizes.str() + "; ";
+  shapesHelp += "may be given several times";
   cl::OptionCategory category("corey-bench options");
-  cl::opt<std::string> what(
-      cl::Positional,
-      cl::desc("<scan|ssd|rules|tune|fit|schedule|fusion|entropy|paper>"),
-      cl::Required, cl::cat(category));
-  cl::opt<std::string> target("target",
-                              cl::desc("Device to run on: cpu (default); for "
-                                       "scan also cuda or cuda:<n>, where "
-                                       "every kernel is measured"),
-                              cl::init("cpu"), cl::cat(category));
-  cl::list<std::string> shapes(
-      "shape",
-      cl::desc("scan: B,L,D,N; ssd: B,L,H,P,N,G. May be given several times"),
-      cl::value_desc("n,n,..."), cl::cat(category));
+  cl::opt<std::string> what(cl::Positional, cl::desc(names), cl::Required,
+                            cl::cat(category));
+  cl::opt<std::string> target(
+      "target",
+      cl::desc("Device to run on: cpu (default), cuda or cuda:<n>, where every "
+               "kernel of a scan is measured"),
+      cl::init("cpu"), cl::cat(category));
+  cl::list<std::string> shapes("shape", cl::desc(shapesHelp),
+                               cl::value_desc("n,n,..."), cl::cat(category));
   cl::list<std::string> dtypes(
       "dtype",
       cl::desc("f32 (default), f16 or bf16. May be given several times"),
@@ -51,8 +255,8 @@ int corey::coreyBenchMain(int argc, char **argv) {
                                  "May be given several times"),
                         cl::cat(category));
   cl::list<int> chunks("chunk",
-                       cl::desc("Chunk in tokens; 0 (default) is unsplit. May "
-                                "be given several times"),
+                       cl::desc("Chunk of a scan in tokens; 0 (default) is "
+                                "unsplit. May be given several times"),
                        cl::cat(category));
   cl::opt<std::string> allChunks(
       "chunks", cl::desc("all: every power of two, on a CUDA device"),
@@ -75,37 +279,37 @@ int corey::coreyBenchMain(int argc, char **argv) {
       argc, argv,
       "COREY: benchmarks, always with the error against a float64 reference\n");
 
-  bool isScan = what == "scan";
-  if (!isScan && what != "ssd")
-    return reportError(
-        kTool, Status::invalidArgument(
-                   "expected a benchmark of scan, ssd, rules, tune, fit, "
-                   "schedule, fusion, entropy, paper, got '" +
-                   what + "'"));
+  auto refuse = [](const std::string &message) {
+    return reportError(kTool, Status::invalidArgument(message));
+  };
+  const MeasuredOp *op = llvm::find_if(
+      kOps, [&](const MeasuredOp &each) { return each.name == what; });
+  if (op == std::end(kOps))
+    return refuse("expected a benchmark of " + namesOfBenchmarks(", ") +
+                  ", got '" + what + "'");
   if (shapes.empty())
-    shapes.push_back(isScan ? "1,512,2048,16" : "1,512,80,64,128,1");
+    shapes.push_back(op->defaultShape.str());
   if (dtypes.empty())
     dtypes.push_back("f32");
   Expected<Device> device = Device::parse(target.getValue());
   if (!device)
     return reportError(kTool, device.status());
   bool onDevice = device->kind == Device::CUDA;
-  if (onDevice && !isScan)
-    return reportError(
-        kTool, Status::unsupported("--target: expected cpu for ssd, got " +
-                                   device->name()));
   if (onDevice && (!threads.empty() || vectorBits))
-    return reportError(kTool,
-                       Status::invalidArgument("expected neither --threads nor "
-                                               "--vector-bits on " +
-                                               device->name() + ", got one"));
+    return refuse("expected neither --threads nor --vector-bits on " +
+                  device->name() + ", got one");
+  if (!op->hasChunks && (!chunks.empty() || allChunks.getNumOccurrences()))
+    return refuse("expected neither --chunk nor --chunks for " +
+                  op->name.str() + ", got one");
   if (allChunks.getNumOccurrences() &&
       (allChunks != "all" || !onDevice || !chunks.empty()))
-    return reportError(
-        kTool, Status::invalidArgument("--chunks: expected 'all', on a CUDA "
-                                       "device and without --chunk, got '" +
-                                       allChunks.getValue() + "' on " +
-                                       device->name()));
+    return refuse("--chunks: expected 'all', on a CUDA device and without "
+                  "--chunk, got '" +
+                  allChunks.getValue() + "' on " + device->name());
+  if (onDevice && op->name == "ssd" &&
+      (!chunks.empty() || allChunks.getNumOccurrences()))
+    return refuse("expected neither --chunk nor --chunks for ssd on " +
+                  device->name() + ", got one");
   // Unsplit only, where nothing else is asked for.
   std::vector<int64_t> deviceChunks(chunks.begin(), chunks.end());
   if (deviceChunks.empty() && allChunks.empty())
@@ -116,162 +320,36 @@ int corey::coreyBenchMain(int argc, char **argv) {
     chunks.push_back(0);
 
   llvm::json::Array results;
-  bool toStdout = json == "-";
-  if (!toStdout && onDevice)
+  bool print = json != "-";
+  if (print && onDevice)
     llvm::outs() << "shape                     dtype variant        chunk     "
-                    "cold us    warm us  rel l2 error\n";
-  else if (!toStdout)
+                    "cold us    warm us   copy cold  copy warm  rel l2 error\n";
+  else if (print)
     llvm::outs() << "shape                     dtype threads chunk   median ms "
                     "     min      max  rel l2 error  GB/s  GFLOP/s\n";
   for (const std::string &text : shapes) {
-    WorkloadOptions options;
-    llvm::SmallVector<llvm::StringRef> parts;
-    llvm::StringRef(text).split(parts, ',');
-    for (llvm::StringRef part : parts) {
-      int64_t size;
-      if (part.getAsInteger(10, size) || size < 1)
-        return reportError(
-            kTool, Status::invalidArgument(
-                       "--shape: expected positive sizes, got '" + text + "'"));
-      options.shape.push_back(size);
-    }
-    size_t rank = isScan ? 4 : 6;
-    if (options.shape.size() != rank)
-      return reportError(
-          kTool, Status::invalidArgument("--shape: expected " +
-                                         std::to_string(rank) + " sizes (" +
-                                         (isScan ? "B,L,D,N" : "B,L,H,P,N,G") +
-                                         "), got '" + text + "'"));
-    if (!isScan && options.shape[2] % options.shape[5])
-      return reportError(
-          kTool,
-          Status::invalidArgument(
-              "--shape: expected H to be a multiple of G, got '" + text + "'"));
+    Expected<std::vector<int64_t>> shape = parseShape(*op, text);
+    if (!shape)
+      return reportError(kTool, shape.status());
     for (const std::string &dtypeText : dtypes) {
       Expected<DType> dtype = dtypeFromName(dtypeText);
       if (!dtype || (*dtype != DType::F32 && *dtype != DType::F16 &&
                      *dtype != DType::BF16))
-        return reportError(
-            kTool,
-            Status::invalidArgument(
-                "--dtype: expected f32, f16 or bf16, got '" + dtypeText + "'"));
-      options.dtype = *dtype;
-      if (onDevice) {
-        ContextOptions contextOptions;
-        contextOptions.device = target;
-        Expected<std::shared_ptr<Context>> context =
-            Context::create(contextOptions);
-        if (!context)
-          return reportError(kTool, context.status());
-        Expected<std::vector<DeviceScanResult>> measured =
-            measureScanOnDevice(**context, options, deviceChunks, budget);
-        if (!measured)
-          return reportError(kTool, measured.status());
-        for (const DeviceScanResult &each : *measured) {
-          if (!toStdout)
-            llvm::outs() << llvm::left_justify(text, 25) << " "
-                         << llvm::left_justify(dtypeText, 5) << " "
-                         << llvm::left_justify(each.variant, 12)
-                         << llvm::format(" %7lld %11.2f %10.2f  %12.3g\n",
-                                         static_cast<long long>(each.chunk),
-                                         each.coldUs, each.warmUs,
-                                         each.relativeL2);
-          llvm::json::Array shapeArray;
-          for (int64_t size : options.shape)
-            shapeArray.push_back(size);
-          results.push_back(
-              llvm::json::Object{{"benchmark", what.getValue()},
-                                 {"shape", std::move(shapeArray)},
-                                 {"dtype", dtypeText},
-                                 {"device", (*context)->schedulerDevice().name},
-                                 {"variant", each.variant},
-                                 {"chunk", each.chunk},
-                                 {"cold_us", each.coldUs},
-                                 {"warm_us", each.warmUs},
-                                 {"rel_l2_error", each.relativeL2}});
-        }
-        continue;
-      }
-      Workload workload = isScan ? makeScan(options) : makeSSD(options);
-      for (int count : threads) {
-        ContextOptions contextOptions;
-        contextOptions.device = target;
-        contextOptions.threads = count;
-        Expected<std::shared_ptr<Context>> context =
-            Context::create(contextOptions);
-        if (!context)
-          return reportError(kTool, context.status());
-        CompileOptions compileOptions;
-        compileOptions.vectorBits = vectorBits;
-        Expected<std::shared_ptr<Executable>> executable = (*context)->compile(
-            workload.program, compileOptions, "<" + what + ">");
-        if (!executable)
-          return reportError(kTool, executable.status());
-        for (int chunk : chunks) {
-          if (Status status = (*executable)->setChunk("scan", chunk); !status)
-            return reportError(kTool, status);
-          std::vector<Tensor> outputs;
-          if (Status status =
-                  (*executable)->run("main", workload.inputs, outputs);
-              !status)
-            return reportError(kTool, status);
-          double error = 0;
-          for (size_t i = 0; i < outputs.size(); ++i) {
-            Expected<Difference> difference =
-                compare(outputs[i], workload.expected[i]);
-            if (!difference)
-              return reportError(kTool, difference.status());
-            error = std::max(error, difference->relativeL2);
-          }
-          std::vector<double> samples;
-          Status status;
-          double ms = timeCall(
-              [&] {
-                Status s = (*executable)
-                               ->run("main", workload.inputs.data(),
-                                     workload.inputs.size(), outputs.data(),
-                                     outputs.size());
-                if (!s)
-                  status = s;
-              },
-              5, budget, &samples);
-          if (!status)
-            return reportError(kTool, status);
-          std::sort(samples.begin(), samples.end());
-          double compileMs = 0;
-          for (const PhaseTime &phase : (*executable)->compileTimes())
-            compileMs += phase.milliseconds;
-          if (!toStdout) {
-            llvm::outs()
-                << llvm::left_justify(text, 25) << " "
-                << llvm::left_justify(dtypeText, 5)
-                << llvm::format(
-                       " %7d %5d  %10.3f %8.3f %8.3f  %12.3g %5.1f %8.1f\n",
-                       (*context)->getThreads(), chunk, ms, samples.front(),
-                       samples.back(), error, workload.bytes / ms * 1e-6,
-                       workload.flops / ms * 1e-6);
-            llvm::outs().flush();
-          }
-          llvm::json::Array shapeArray;
-          for (int64_t size : options.shape)
-            shapeArray.push_back(size);
-          results.push_back(
-              llvm::json::Object{{"benchmark", what.getValue()},
-                                 {"shape", std::move(shapeArray)},
-                                 {"dtype", dtypeText},
-                                 {"threads", (*context)->getThreads()},
-                                 {"chunk", chunk},
-                                 {"median_ms", ms},
-                                 {"min_ms", samples.front()},
-                                 {"max_ms", samples.back()},
-                                 {"runs", static_cast<int64_t>(samples.size())},
-                                 {"rel_l2_error", error},
-                                 {"compile_ms", compileMs},
-                                 {"bytes", workload.bytes},
-                                 {"flops", workload.flops},
-                                 {"exponentials", workload.exponentials}});
-        }
-      }
+        return refuse("--dtype: expected f32, f16 or bf16, got '" + dtypeText +
+                      "'");
+      Case c{*op, text, {}};
+      c.options.dtype = *dtype;
+      c.options.shape = *shape;
+      Status status =
+          onDevice
+              ? benchmarkOnDevice(c, target, deviceChunks, budget, print,
+                                  results)
+              : benchmarkOnHost(
+                    c, target, std::vector<int>(threads.begin(), threads.end()),
+                    std::vector<int>(chunks.begin(), chunks.end()), vectorBits,
+                    budget, print, results);
+      if (!status)
+        return reportError(kTool, status);
     }
   }
   if (!json.empty()) {

@@ -10,6 +10,7 @@
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
+#include "mlir/Dialect/LLVMIR/NVVMDialect.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "llvm/ADT/MapVector.h"
 
@@ -20,6 +21,18 @@ namespace corey {
 
 using namespace mlir;
 using namespace corey;
+
+/// Whether a kernel waits for its predecessors itself, so that it may be
+/// launched before they end.
+static bool waitsForPredecessors(Operation *kernel) {
+  return kernel
+      ->walk([](NVVM::GriddepcontrolOp op) {
+        return op.getKind() == NVVM::GridDepActionKind::wait
+                   ? WalkResult::interrupt()
+                   : WalkResult::advance();
+      })
+      .wasInterrupted();
+}
 
 namespace {
 /// Builds host code around one op.
@@ -76,6 +89,8 @@ struct LowerLaunches : public corey::impl::LowerLaunchesBase<LowerLaunches> {
   void runOnOperation() override {
     ModuleOp module = getOperation();
     llvm::MapVector<StringAttr, int64_t> numbers;
+    DenseMap<StringAttr, bool> isDependent;
+    SymbolTableCollection symbols;
     SmallVector<gpu::LaunchFuncOp> launches;
     SmallVector<memref::CopyOp> copies;
     module.walk([&](gpu::LaunchFuncOp op) { launches.push_back(op); });
@@ -83,7 +98,12 @@ struct LowerLaunches : public corey::impl::LowerLaunchesBase<LowerLaunches> {
     for (gpu::LaunchFuncOp launch : launches) {
       auto [it, isNew] =
           numbers.insert({launch.getKernelName(), numbers.size()});
-      lower(launch, it->second);
+      auto [known, isFirst] =
+          isDependent.try_emplace(launch.getKernelName(), false);
+      if (isFirst)
+        known->second = waitsForPredecessors(
+            symbols.lookupNearestSymbolFrom(launch, launch.getKernel()));
+      lower(launch, it->second, known->second);
     }
     for (memref::CopyOp copy : copies)
       lower(copy);
@@ -120,7 +140,7 @@ struct LowerLaunches : public corey::impl::LowerLaunchesBase<LowerLaunches> {
       signalPassFailure();
   }
 
-  void lower(gpu::LaunchFuncOp launch, int64_t number) {
+  void lower(gpu::LaunchFuncOp launch, int64_t number, bool isDependent) {
     HostCode h(launch);
     auto pointer = LLVM::LLVMPointerType::get(&getContext());
     ValueRange operands = launch.getKernelOperands();
@@ -138,7 +158,7 @@ struct LowerLaunches : public corey::impl::LowerLaunchesBase<LowerLaunches> {
     h.call("corey_rt_launch",
            {h.constant(number), h.toI64(grid.x), h.toI64(grid.y),
             h.toI64(grid.z), h.toI64(block.x), h.toI64(block.y),
-            h.toI64(block.z), cluster,
+            h.toI64(block.z), cluster, h.constant(isDependent),
             dynamic ? h.toI64(dynamic) : h.constant(0), h.addressOf(array)});
     launch.erase();
   }

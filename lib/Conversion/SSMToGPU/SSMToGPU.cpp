@@ -23,6 +23,22 @@ using namespace mlir;
 using namespace corey;
 using namespace corey::ssm;
 
+/// Whether kernels of the chip may start before their predecessors end.
+static bool hasDependentLaunches(StringRef chip) {
+  unsigned version = 0;
+  return !chip.trim("smaf_").getAsInteger(10, version) && version >= 90;
+}
+
+/// Lets a kernel be launched while its predecessor on the stream still runs:
+/// its blocks come up meanwhile, and touch no memory before what it may depend
+/// on has ended. It gives way to its own successor in the same way at once.
+static void waitForPredecessors(gpu::GPUFuncOp kernel) {
+  OpBuilder b = OpBuilder::atBlockBegin(&kernel.getBody().front());
+  for (auto kind : {NVVM::GridDepActionKind::launch_dependents,
+                    NVVM::GridDepActionKind::wait})
+    NVVM::GriddepcontrolOp::create(b, kernel.getLoc(), kind);
+}
+
 namespace {
 struct ConvertSSMToGPU
     : public corey::impl::ConvertSSMToGPUBase<ConvertSSMToGPU> {
@@ -61,7 +77,11 @@ struct ConvertSSMToGPU
     kernels.setTargetsAttr(ArrayAttr::get(
         context, NVVM::NVVMTargetAttr::get(context, /*optLevel=*/2,
                                            "nvptx64-nvidia-cuda", chip)));
-    numKernels += llvm::range_size(kernels.getOps<gpu::GPUFuncOp>());
+    for (auto kernel : kernels.getOps<gpu::GPUFuncOp>()) {
+      ++numKernels;
+      if (hasDependentLaunches(chip))
+        waitForPredecessors(kernel);
+    }
   }
 };
 } // namespace

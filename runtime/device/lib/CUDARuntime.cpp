@@ -115,7 +115,7 @@ void corey_rt_device_free(void *pointer) {
 
 void corey_rt_launch(int64_t kernel, int64_t gridX, int64_t gridY,
                      int64_t gridZ, int64_t blockX, int64_t blockY,
-                     int64_t blockZ, int64_t clusterX,
+                     int64_t blockZ, int64_t clusterX, int64_t isDependent,
                      int64_t dynamicSharedBytes, int64_t arguments) {
   cuda::Call *call = deviceCall();
   if (!call)
@@ -131,6 +131,7 @@ void corey_rt_launch(int64_t kernel, int64_t gridX, int64_t gridY,
   config.grid = {gridX, gridY, gridZ};
   config.block = {blockX, blockY, blockZ};
   config.clusterX = clusterX;
+  config.programmaticDependent = isDependent != 0;
   config.dynamicSharedBytes = dynamicSharedBytes;
   // Of an empty grid nothing is launched, nor loaded.
   if (gridX == 0 || gridY == 0 || gridZ == 0)

@@ -65,10 +65,11 @@ void corey_rt_device_free(void *pointer);
 /// list of names, with `gridX` * `gridY` * `gridZ` blocks of `blockX` *
 /// `blockY` * `blockZ` threads in clusters of `clusterX` blocks (1 for none).
 /// `arguments` is the address of an array of the addresses of the arguments'
-/// values. A grid without blocks does nothing.
+/// values. `isDependent`: 1 if the kernel waits for its predecessors itself, and
+/// may be launched before they end. A grid without blocks does nothing.
 void corey_rt_launch(int64_t kernel, int64_t gridX, int64_t gridY,
                      int64_t gridZ, int64_t blockX, int64_t blockY,
-                     int64_t blockZ, int64_t clusterX,
+                     int64_t blockZ, int64_t clusterX, int64_t isDependent,
                      int64_t dynamicSharedBytes, int64_t arguments);
 
 /// Copies between tensors in device memory, given by the addresses of element

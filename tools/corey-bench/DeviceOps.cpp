@@ -1,4 +1,4 @@
-//===- DeviceScan.cpp - Scans on CUDA devices -----------------------------===//
+//===- DeviceOps.cpp - Kernels on CUDA devices ----------------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
@@ -38,17 +38,53 @@ private:
 };
 } // namespace
 
-Expected<std::vector<DeviceScanResult>>
-corey::measureScanOnDevice(Context &context, const WorkloadOptions &options,
-                           std::vector<int64_t> chunks, double budgetMs) {
-  /// Runs of one launch of a graph.
-  constexpr int kRepeats = 20;
-  constexpr unsigned kMinSamples = 11;
-  Workload workload = makeScan(options);
+/// Runs of one launch of a graph, and of a copy.
+static constexpr int kRepeats = 20;
+static constexpr unsigned kMinSamples = 11;
+
+static Expected<DeviceCopy> measureCopy(std::shared_ptr<cuda::Device> gpu,
+                                        Device device, Flush &flush,
+                                        size_t bytes, double budgetMs) {
+  // Every byte that is copied is read and written.
+  bytes = std::max<size_t>(bytes / 2, 1);
+  std::shared_ptr<void> memory[2];
+  for (std::shared_ptr<void> &each : memory) {
+    Expected<void *> got = gpu->allocate(bytes);
+    if (!got)
+      return got.takeStatus();
+    each = std::shared_ptr<void>(*got,
+                                 [gpu](void *data) { gpu->deallocate(data); });
+  }
+  auto copy = [&](void *stream) {
+    return gpu->copyOnDevice(memory[0].get(), memory[1].get(), bytes, stream);
+  };
+  Expected<double> cold =
+      timeOnDevice(device, copy, kMinSamples, budgetMs, nullptr,
+                   [&](void *stream) { return flush(stream); });
+  if (!cold)
+    return cold.takeStatus();
+  Expected<double> warm = timeOnDevice(
+      device,
+      [&](void *stream) {
+        for (int i = 0; i < kRepeats; ++i)
+          if (Status status = copy(stream); !status)
+            return status;
+        return Status::ok();
+      },
+      kMinSamples, budgetMs);
+  if (!warm)
+    return warm.takeStatus();
+  return DeviceCopy{*cold * 1e3, *warm * 1e3 / kRepeats};
+}
+
+Expected<DeviceMeasurements>
+corey::measureOnDevice(Context &context, const Workload &workload,
+                       const scheduler::Problem *scan,
+                       std::vector<int64_t> chunks, double budgetMs) {
   CompileOptions compileOptions;
   compileOptions.policy = "unsplit";
   Expected<std::shared_ptr<Executable>> compiled =
-      context.compile(workload.program, compileOptions, "<scan>");
+      context.compile(workload.program, compileOptions, "<benchmark>");
   if (!compiled)
     return compiled.takeStatus();
   Executable &executable = **compiled;
@@ -66,20 +102,21 @@ corey::measureScanOnDevice(Context &context, const WorkloadOptions &options,
       executable.makeOutputs("main", *inputs);
   if (!outputs)
     return outputs.takeStatus();
-  int64_t length = options.shape[1];
-  if (chunks.empty())
-    for (int64_t chunk = 16; chunk < length; chunk *= 2)
-      chunks.push_back(chunk);
-  scheduler::Problem problem;
-  problem.channels = options.shape[2];
-  problem.states = options.shape[3];
-  std::vector<DeviceScanResult> results;
+  DeviceMeasurements measurements;
+  Expected<DeviceCopy> copy = measureCopy(
+      *gpu, device, *flush, static_cast<size_t>(workload.bytes), budgetMs / 4);
+  if (!copy)
+    return copy.takeStatus();
+  measurements.copy = *copy;
 
-  auto measure = [&](DeviceScanResult result) -> Status {
-    if (Status status = executable.setVariant("scan", result.variant); !status)
-      return status;
-    if (Status status = executable.setChunk("scan", result.chunk); !status)
-      return status;
+  auto measure = [&](DeviceResult result) -> Status {
+    if (scan) {
+      if (Status status = executable.setVariant("scan", result.variant);
+          !status)
+        return status;
+      if (Status status = executable.setChunk("scan", result.chunk); !status)
+        return status;
+    }
     if (Status status = executable.run("main", *inputs, *outputs); !status)
       return status;
     Expected<std::vector<Tensor>> got = moveTo(*outputs, Device::cpu());
@@ -113,12 +150,20 @@ corey::measureScanOnDevice(Context &context, const WorkloadOptions &options,
     if (!warm)
       return warm.takeStatus();
     result.warmUs = *warm * 1e3 / kRepeats;
-    results.push_back(std::move(result));
+    measurements.results.push_back(std::move(result));
     return Status::ok();
   };
 
-  for (const scheduler::Variant &variant : context.variants(problem)) {
-    DeviceScanResult result;
+  if (!scan) {
+    if (Status status = measure({}); !status)
+      return status;
+    return measurements;
+  }
+  if (chunks.empty())
+    for (int64_t chunk = 16; chunk < scan->length; chunk *= 2)
+      chunks.push_back(chunk);
+  for (const scheduler::Variant &variant : context.variants(*scan)) {
+    DeviceResult result;
     result.variant = variant.name;
     if (Status status = measure(result); !status)
       return status;
@@ -126,12 +171,12 @@ corey::measureScanOnDevice(Context &context, const WorkloadOptions &options,
     if (!variant.segmented || variant.name == "rule")
       continue;
     for (int64_t chunk : chunks) {
-      if (chunk < 1 || chunk >= length)
+      if (chunk < 1 || chunk >= scan->length)
         continue;
       result.chunk = chunk;
       if (Status status = measure(result); !status)
         return status;
     }
   }
-  return results;
+  return measurements;
 }
