@@ -256,13 +256,14 @@ TEST_F(CUDAExecutableTest, ScansTakeVariantsAndChunks) {
   problem.states = 16;
   std::vector<std::string> names;
   std::vector<int64_t> channels, tiles;
-  for (const scheduler::Variant &variant : context()->variants(problem)) {
+  for (const scheduler::Variant &variant :
+       scanVariants(Device::CUDA, problem)) {
     names.push_back(variant.name);
     channels.push_back(variant.itemChannels);
     tiles.push_back(variant.tile);
   }
   EXPECT_EQ(names, (std::vector<std::string>{"rule", "warp", "split",
-                                             "split-narrow"}));
+                                             "split-short", "split-narrow"}));
   EXPECT_EQ(channels, (std::vector<int64_t>{64, 64, 16, 8}));
   EXPECT_EQ(tiles, (std::vector<int64_t>{8, 8, 64, 64}));
 
@@ -279,7 +280,7 @@ TEST_F(CUDAExecutableTest, ScansTakeVariantsAndChunks) {
   EXPECT_EQ(launched().size(), 3u);
   EXPECT_STATUS(program->setVariant("scan", "wide"), NotFound,
                 "site 'scan': expected a variant of rule, warp, split, "
-                "split-narrow, got 'wide'");
+                "split-short, split-narrow, got 'wide'");
   std::string text = program->explain();
   EXPECT_NE(text.find("compiled for sm_90a on cuda:0 (Fake H200 #0, 132 "
                       "multiprocessors)"),

@@ -52,8 +52,19 @@ ModelVector walk(const Problem &p, const Variant &v, int64_t units,
   for (int64_t begin = 0; begin < p.channels; begin += v.itemChannels)
     ++lanes;
   int64_t items = p.batch * lanes * segments, waves = 0;
-  for (int64_t begin = 0; begin < items; begin += units * v.resident)
+  double shares = 0, crowds = 0;
+  for (int64_t begin = 0; begin < std::max<int64_t>(items, 1);
+       begin += units * v.resident) {
     ++waves;
+    // Dealt to the units in turn, the first has as many as any.
+    int64_t ofFirst = 0;
+    for (int64_t i = 0; i < v.resident; ++i)
+      ofFirst += begin + i * units < std::max<int64_t>(items, 1);
+    if (v.resident > 1) {
+      shares += static_cast<double>(ofFirst);
+      crowds += static_cast<double>(std::max<int64_t>(ofFirst - 2, 0));
+    }
+  }
   int64_t span = v.segmented ? c : p.length, pieces = 0, piece = 0;
   double squares = 0;
   auto close = [&] {
@@ -88,7 +99,13 @@ ModelVector walk(const Problem &p, const Variant &v, int64_t units,
           split ? w * s * work : 0,
           split ? static_cast<double>(segments * p.batch * p.channels *
                                       p.headDim * p.states)
-                : 0};
+                : 0,
+          split ? static_cast<double>(segments) : 0,
+          shares * s * work,
+          crowds * s * work,
+          split ? shares * s * work : 0,
+          split ? crowds * s * work : 0,
+          w};
 }
 
 Problem someProblem(Random &random, int64_t mostLength = 2000) {
@@ -216,14 +233,24 @@ TEST(CostModelTest, TermsByHand) {
   // Items 2 x 3, three at a time: two waves.
   ModelVector serial = modelTerms(p, v, 3, 4);
   EXPECT_EQ((ModelVector{1, 2 * 10 * 14, 2 * 10 * 2, 2 * 5 * 14, 2 * 5,
-                         2 * 24 * 2, 2 * 24 * 2, 0, 0, 0}),
+                         2 * 24 * 2, 2 * 24 * 2, 0, 0, 0, 0, 0, 0, 0, 0, 2}),
             serial);
   // Three segments: 18 items, six waves of 4 tokens.
   v.segmented = true;
   ModelVector split = modelTerms(p, v, 3, 4);
-  EXPECT_EQ((ModelVector{1, 6 * 4 * 14, 6 * 4 * 2, 6 * 2 * 14, 6 * 2,
-                         6 * 10 * 2, 6 * 10 * 2, 1, 6 * 4 * 14, 3 * 2 * 5 * 7}),
-            split);
+  EXPECT_EQ(
+      (ModelVector{1, 6 * 4 * 14, 6 * 4 * 2, 6 * 2 * 14, 6 * 2, 6 * 10 * 2,
+                   6 * 10 * 2, 1, 6 * 4 * 14, 3 * 2 * 5 * 7, 3, 0, 0, 0, 0, 6}),
+      split);
+  // Four at a time on each of three units: waves of 12 and 6, so 4 + 2.
+  v.resident = 4;
+  split = modelTerms(p, v, 3, 4);
+  auto term = [&](ModelTerm t) { return split[static_cast<size_t>(t)]; };
+  EXPECT_EQ(2 * 4 * 14, term(ModelTerm::Token));
+  EXPECT_EQ(6 * 4 * 14, term(ModelTerm::Share));
+  EXPECT_EQ(2 * 4 * 14, term(ModelTerm::Crowd));
+  EXPECT_EQ(term(ModelTerm::Share), term(ModelTerm::SecondShare));
+  EXPECT_EQ(term(ModelTerm::Crowd), term(ModelTerm::SecondCrowd));
   // One segment needs no second pass.
   ModelVector whole = modelTerms(p, v, 3, 10);
   EXPECT_EQ(whole, modelTerms(p, v, 3, 0));
@@ -252,9 +279,10 @@ TEST(CostModelTest, TermsOfLargeSizes) {
 }
 
 TEST(CostModelTest, NamesOfTerms) {
-  const char *const names[] = {"launch", "token", "channel",      "piece",
-                               "visit",  "pair",  "pair_channel", "relaunch",
-                               "second", "carry"};
+  const char *const names[] = {
+      "launch", "token",        "channel",  "piece",        "visit",
+      "pair",   "pair_channel", "relaunch", "second",       "carry",
+      "chain",  "share",        "crowd",    "second_share", "second_crowd", "wave"};
   for (int t = 0; t < kModelTerms; ++t)
     EXPECT_STREQ(names[t], modelTermName(static_cast<ModelTerm>(t)));
 }

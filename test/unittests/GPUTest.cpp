@@ -368,7 +368,8 @@ protected:
     problem.groups = p.G;
     problem.states = p.N;
     std::vector<std::string> names;
-    for (const scheduler::Variant &variant : context->variants(problem))
+    for (const scheduler::Variant &variant :
+         scanVariants(context->getDevice().kind, problem))
       names.push_back(variant.name);
     return names;
   }

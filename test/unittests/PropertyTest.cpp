@@ -677,7 +677,8 @@ int64_t setAnyChunk(Random &random, Executable &executable, int64_t length) {
   // There are other kernels for some sizes only.
   if (onGPU())
     (void)executable.setVariant(
-        site, random.pick({"", "", "warp", "split", "split-narrow"}));
+        site,
+        random.pick({"", "", "warp", "split", "split-short", "split-narrow"}));
   return chunk;
 }
 

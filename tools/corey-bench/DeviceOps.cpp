@@ -162,13 +162,13 @@ corey::measureOnDevice(Context &context, const Workload &workload,
   if (chunks.empty())
     for (int64_t chunk = 16; chunk < scan->length; chunk *= 2)
       chunks.push_back(chunk);
-  for (const scheduler::Variant &variant : context.variants(*scan)) {
+  for (const scheduler::Variant &variant : scanVariants(device.kind, *scan)) {
     DeviceResult result;
     result.variant = variant.name;
     if (Status status = measure(result); !status)
       return status;
     // By rule it is the same kernel.
-    if (!variant.segmented || variant.name == "rule")
+    if (!variant.segmented || variant.byRule)
       continue;
     for (int64_t chunk : chunks) {
       if (chunk < 1 || chunk >= scan->length)

@@ -197,12 +197,12 @@ public:
       return executable.takeStatus();
     runner->executable = *executable;
     runner->device = context.getDevice();
-    runner->variants = context.variants(problem);
+    runner->variants = scanVariants(runner->device.kind, problem);
     return runner;
   }
 
-  /// Milliseconds of one run. Very short ones are repeated, so that the clock
-  /// does not decide.
+  /// Milliseconds of one run: on a CUDA device of the device's time, in a
+  /// graph. Very short ones are repeated, so that the clock does not decide.
   Expected<double> measure(const sched::Problem &at,
                            const sched::Candidate &candidate) {
     if (at.batch != batch || at.length != length) {
@@ -210,6 +210,7 @@ public:
       Expected<std::vector<Tensor>> moved = moveTo(made.inputs, device);
       if (!moved)
         return moved.takeStatus();
+      graphs.clear();
       inputs = std::move(*moved);
       outputs.clear();
       batch = at.batch;
@@ -218,6 +219,8 @@ public:
         return status;
       repeats = 1;
     }
+    if (device.kind == Device::CUDA)
+      return measureGraph(candidate);
     if (Status status = fix(candidate); !status)
       return status;
     while (true) {
@@ -258,6 +261,49 @@ public:
   }
 
 private:
+  /// A run of a candidate as a graph, so often that a launch takes a while.
+  struct Graph {
+    std::shared_ptr<CapturedRun> run;
+    int repeats = 1;
+  };
+
+  Expected<double> measureGraph(const sched::Candidate &candidate) {
+    constexpr double kLeastMs = 0.25;
+    constexpr int kMostRepeats = 32;
+    Graph &graph = graphs[{candidate.variant, candidate.chunk}];
+    auto time = [&]() -> Expected<double> {
+      Expected<double> ms = timeOnDevice(
+          device, [&](void *stream) { return graph.run->launch(stream); }, 1,
+          0);
+      if (!ms)
+        return ms;
+      return *ms / graph.repeats;
+    };
+    auto capture = [&](int count) -> Status {
+      Expected<std::shared_ptr<CapturedRun>> made =
+          executable->capture("main", inputs, outputs, count);
+      if (!made)
+        return made.takeStatus();
+      graph = {*made, count};
+      return Status::ok();
+    };
+    // A captured run follows its sites, at its next launch.
+    if (Status status = fix(candidate); !status)
+      return status;
+    if (graph.run)
+      return time();
+    if (Status status = capture(1); !status)
+      return status;
+    Expected<double> once = time();
+    if (!once || *once >= kLeastMs)
+      return once;
+    if (Status status = capture(std::min(
+            kMostRepeats, static_cast<int>(std::ceil(kLeastMs / *once))));
+        !status)
+      return status;
+    return time();
+  }
+
   Status fix(const sched::Candidate &candidate) {
     if (Status status = executable->setVariant(
             "scan", variants[static_cast<size_t>(candidate.variant)].name);
@@ -288,7 +334,25 @@ private:
   std::vector<Tensor> inputs, outputs;
   int64_t batch = -1, length = -1;
   int repeats = 1;
+  /// By variant and chunk, of the present inputs.
+  std::map<std::pair<int, int64_t>, Graph> graphs;
 };
+
+/// The kernel that a table has measured.
+Expected<sched::Variant> variantOf(const sched::TableEntry &entry,
+                                   std::string_view name) {
+  // Devices are named by their kind, then their architecture.
+  Device::Kind kind = llvm::StringRef(entry.device).starts_with("cuda")
+                          ? Device::CUDA
+                          : Device::CPU;
+  for (sched::Variant &variant : scanVariants(kind, entry.problem))
+    if (variant.name == name)
+      return std::move(variant);
+  return Status::invalidArgument("expected a kernel of this build on " +
+                                 entry.device + " for " +
+                                 sched::opKindName(entry.problem.op) +
+                                 ", got '" + std::string(name) + "'");
+}
 
 /// Options that name scans: --op, --shape, --dtype.
 struct ScanOptions {
@@ -382,18 +446,34 @@ std::string describe(const sched::Problem &p) {
   return text;
 }
 
+Status checkSizes(const std::vector<int64_t> &batches,
+                  const std::vector<int64_t> &lengths) {
+  for (auto [name, list] :
+       {std::pair<const char *, const std::vector<int64_t> *>{"batch",
+                                                              &batches},
+        {"length", &lengths}})
+    for (int64_t size : *list)
+      if (size < 1)
+        return Status::invalidArgument(std::string("--") + name +
+                                       ": expected sizes of at least 1, got " +
+                                       std::to_string(size));
+  return Status::ok();
+}
+
 /// Lengths that stand for all: each speaks for half an octave on either side,
 /// the first and the last for everything beyond.
 Expected<sched::ChunkTable>
 tuneLengths(Context &context, ScanRunner &runner, sched::Problem problem,
             std::vector<int64_t> batches, std::vector<int64_t> lengths,
-            const sched::TunerOptions &options, bool print) {
+            int64_t mostElements, const sched::TunerOptions &options,
+            bool print) {
   sched::ChunkTable table;
   std::sort(lengths.begin(), lengths.end());
   lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
   std::sort(batches.begin(), batches.end());
   batches.erase(std::unique(batches.begin(), batches.end()), batches.end());
-  std::vector<sched::Variant> variants = context.variants(problem);
+  std::vector<sched::Variant> variants =
+      scanVariants(context.getDevice().kind, problem);
   // The range that the i-th of sorted sizes speaks for.
   auto rangeOf = [](const std::vector<int64_t> &sizes, size_t i) {
     auto middle = [](int64_t a, int64_t b) {
@@ -412,6 +492,9 @@ tuneLengths(Context &context, ScanRunner &runner, sched::Problem problem,
     for (size_t i = 0; i < lengths.size(); ++i) {
       problem.batch = batches[b];
       problem.length = lengths[i];
+      if (problem.batch * problem.length * problem.channels * problem.headDim >
+          mostElements)
+        continue;
       // One run of a long sequence may take a whole budget, and a choice by one
       // run is none.
       sched::TunerOptions own = options;
@@ -435,11 +518,12 @@ tuneLengths(Context &context, ScanRunner &runner, sched::Problem problem,
         for (const sched::MeasuredCandidate &each : entry->candidates)
           if (each.chunk == 0 && each.variant == best.variant)
             unsplitMs = each.medianMs;
-        llvm::outs() << llvm::left_justify(describe(problem), 24)
-                     << llvm::format(
-                            " %8lld  %10.4f [%.4f, %.4f]  unsplit %10.4f\n",
-                            static_cast<long long>(best.chunk), best.medianMs,
-                            best.lowMs, best.highMs, unsplitMs);
+        llvm::outs()
+            << llvm::left_justify(describe(problem), 24)
+            << llvm::format(
+                   " %8lld %-12s %10.4f [%.4f, %.4f]  unsplit %10.4f\n",
+                   static_cast<long long>(best.chunk), best.variant.c_str(),
+                   best.medianMs, best.lowMs, best.highMs, unsplitMs);
         llvm::outs().flush();
       }
       if (Status status = table.add(std::move(*entry)); !status)
@@ -468,6 +552,10 @@ int corey::runTune(int argc, char **argv) {
                          cl::desc("Time to spend on each problem of up to 2048 "
                                   "tokens, and more in proportion"),
                          cl::init(1000), cl::cat(category));
+  cl::opt<int64_t> mostElements(
+      "most-elements",
+      cl::desc("Leave out batches and lengths with more elements of a tensor"),
+      cl::init(int64_t(1) << 28), cl::cat(category));
   cl::opt<std::string> save(
       "save",
       cl::desc("Merge what is found into this table; 'cache' is the user's, "
@@ -487,15 +575,8 @@ int corey::runTune(int argc, char **argv) {
     batchList = {1};
   if (lengthList.empty())
     lengthList = {32, 128, 512, 2048, 8192};
-  for (auto [name, list] :
-       {std::pair<const char *, std::vector<int64_t> *>{"batch", &batchList},
-        {"length", &lengthList}})
-    for (int64_t size : *list)
-      if (size < 1)
-        return reportError(kTool, Status::invalidArgument(
-                                      std::string("--") + name +
-                                      ": expected sizes of at least 1, got " +
-                                      std::to_string(size)));
+  if (Status status = checkSizes(batchList, lengthList); !status)
+    return reportError(kTool, status);
   std::string path = save;
   if (path == "cache") {
     path = sched::cachePath();
@@ -507,14 +588,15 @@ int corey::runTune(int argc, char **argv) {
   }
   sched::TunerOptions options;
   options.budgetMs = budget;
-  llvm::outs() << "problem                     chunk   median ms\n";
+  llvm::outs() << "problem                     chunk variant       median ms\n";
   sched::ChunkTable table;
   for (const sched::Problem &problem : *problems) {
     auto runner = ScanRunner::create(**context, problem);
     if (!runner)
       return reportError(kTool, runner.status());
-    Expected<sched::ChunkTable> part = tuneLengths(
-        **context, **runner, problem, batchList, lengthList, options, true);
+    Expected<sched::ChunkTable> part =
+        tuneLengths(**context, **runner, problem, batchList, lengthList,
+                    mostElements, options, true);
     if (!part)
       return reportError(kTool, part.status());
     table.merge(*part);
@@ -548,22 +630,7 @@ int corey::runFit(int argc, char **argv) {
       return reportError(kTool, part.status());
     table.merge(*part);
   }
-  auto context = makeContext("cpu", 0);
-  if (!context)
-    return reportError(kTool, context.status());
-  Expected<sched::CostModel> model = sched::CostModel::fit(
-      table,
-      [&](const sched::TableEntry &entry,
-          std::string_view name) -> Expected<sched::Variant> {
-        for (const sched::Variant &variant :
-             (*context)->variants(entry.problem))
-          if (variant.name == name)
-            return variant;
-        return Status::invalidArgument(
-            "expected a variant of this build for " +
-            std::string(sched::opKindName(entry.problem.op)) + ", got '" +
-            std::string(name) + "'");
-      });
+  Expected<sched::CostModel> model = sched::CostModel::fit(table, variantOf);
   if (!model)
     return reportError(kTool, model.status());
   llvm::outs() << "device            op              dtype  variant  problems "
@@ -581,6 +648,38 @@ int corey::runFit(int argc, char **argv) {
                         entry.error.median * 100, entry.error.worst * 100,
                         entry.error.meanLoss * 100,
                         entry.error.worstLoss * 100);
+  // Every kernel is predicted on its own; the choice is among all of them.
+  double losses = 0, worst = 0;
+  int64_t problems = 0;
+  for (const sched::TableEntry &entry : table.entries()) {
+    double best = INFINITY, predictedBest = INFINITY, chosen = INFINITY;
+    for (const sched::MeasuredCandidate &each : entry.candidates) {
+      Expected<sched::Variant> variant = variantOf(entry, each.variant);
+      const sched::ModelEntry *constants =
+          model->find({entry.device, entry.units}, entry.problem.op,
+                      entry.problem.type, each.variant);
+      if (!variant || !constants)
+        continue;
+      double ms = sched::CostModel::Curve(*constants, entry.problem, *variant,
+                                          entry.units)
+                      .predict(each.chunk);
+      best = std::min(best, each.medianMs);
+      if (ms < predictedBest) {
+        predictedBest = ms;
+        chosen = each.medianMs;
+      }
+    }
+    if (!(chosen < INFINITY))
+      continue;
+    ++problems;
+    losses += chosen / best - 1;
+    worst = std::max(worst, chosen / best - 1);
+  }
+  llvm::outs() << llvm::format(
+      "among all kernels of a problem: mean loss %.2f%%, worst %.2f%% of %lld "
+      "problems\n",
+      losses / static_cast<double>(std::max<int64_t>(problems, 1)) * 100,
+      worst * 100, static_cast<long long>(problems));
   if (output.empty())
     return 0;
   std::error_code code;
@@ -595,6 +694,94 @@ int corey::runFit(int argc, char **argv) {
 // schedule
 //===----------------------------------------------------------------------===//
 
+/// Policies over given sizes of a site.
+static Status
+scheduleSizes(const sched::SiteInfo &site,
+              const std::vector<sched::Problem> &sizes,
+              const std::vector<std::shared_ptr<const sched::Policy>> &policies,
+              const sched::MeasureProblem &measure,
+              const sched::SimulatorOptions &options, bool print,
+              llvm::json::Array &results) {
+  Expected<sched::SizesSimulation> simulation =
+      sched::simulateSizes(site, sizes, policies, measure, options);
+  if (!simulation)
+    return simulation.takeStatus();
+  const sched::SizesSimulation &s = *simulation;
+  auto nameOf = [&](int variant) {
+    return site.variants[static_cast<size_t>(variant)].name;
+  };
+  if (print)
+    llvm::outs() << sched::opKindName(site.problem.op) << " "
+                 << sched::elementTypeName(site.problem.type) << " on "
+                 << site.device.name
+                 << "\nproblem                  policy                variant "
+                    "        chunk     time us  loss\n";
+  auto row = [&](const sched::Problem &problem, const std::string &policy,
+                 int variant, int64_t chunk, double ms, double loss) {
+    if (print)
+      llvm::outs() << llvm::left_justify(describe(problem), 24) << " "
+                   << llvm::left_justify(policy, 21) << " "
+                   << llvm::left_justify(nameOf(variant), 13)
+                   << llvm::format(" %7lld %11.2f %5.1f%%\n",
+                                   static_cast<long long>(chunk), ms * 1e3,
+                                   loss * 100);
+  };
+  llvm::json::Array problems;
+  for (size_t i = 0; i < s.problems.size(); ++i) {
+    const sched::Problem &problem = s.problems[i];
+    row(problem, "oracle", s.oracle[i].variant, s.oracle[i].chunk,
+        s.oracleMs[i], 0);
+    llvm::json::Array list;
+    for (const sched::SizesReport &p : s.policies) {
+      const sched::Decision &d = p.decisions[i];
+      int64_t chunk = d.chunk >= problem.length ? 0 : d.chunk;
+      row(problem, p.policy, d.variant, chunk, p.ms[i], p.losses[i]);
+      list.push_back(llvm::json::Object{{"policy", p.policy},
+                                        {"variant", nameOf(d.variant)},
+                                        {"chunk", chunk},
+                                        {"ms", p.ms[i]},
+                                        {"predicted_ms", d.predictedMs},
+                                        {"loss", p.losses[i]}});
+    }
+    problems.push_back(
+        llvm::json::Object{{"batch", problem.batch},
+                           {"length", problem.length},
+                           {"oracle_variant", nameOf(s.oracle[i].variant)},
+                           {"oracle_chunk", s.oracle[i].chunk},
+                           {"oracle_ms", s.oracleMs[i]},
+                           {"policies", std::move(list)}});
+  }
+  llvm::json::Array totals;
+  if (print)
+    llvm::outs()
+        << "policy                mean loss  worst loss  loss of total "
+           "time\n";
+  for (const sched::SizesReport &p : s.policies) {
+    if (print)
+      llvm::outs() << llvm::left_justify(p.policy, 21)
+                   << llvm::format(" %9.2f%% %10.2f%% %18.2f%%\n",
+                                   p.meanLoss * 100, p.worstLoss * 100,
+                                   p.totalLoss * 100);
+    totals.push_back(llvm::json::Object{{"policy", p.policy},
+                                        {"mean_loss", p.meanLoss},
+                                        {"worst_loss", p.worstLoss},
+                                        {"total_loss", p.totalLoss}});
+  }
+  if (print)
+    llvm::outs().flush();
+  results.push_back(
+      llvm::json::Object{{"op", sched::opKindName(site.problem.op)},
+                         {"dtype", sched::elementTypeName(site.problem.type)},
+                         {"channels", site.problem.channels},
+                         {"head_dim", site.problem.headDim},
+                         {"states", site.problem.states},
+                         {"groups", site.problem.groups},
+                         {"device", site.device.name},
+                         {"problems", std::move(problems)},
+                         {"policies", std::move(totals)}});
+  return Status::ok();
+}
+
 int corey::runSchedule(int argc, char **argv) {
   cl::OptionCategory category("corey-bench schedule options");
   ScanOptions scans(category);
@@ -606,6 +793,17 @@ int corey::runSchedule(int argc, char **argv) {
                        cl::init(0), cl::cat(category));
   cl::opt<int> perRegime("per-regime", cl::desc("Prompts of each regime"),
                          cl::init(20), cl::cat(category));
+  cl::list<int64_t> batches(
+      "batch",
+      cl::desc(
+          "Decide once on every batch and length in place of a mixed load"),
+      cl::CommaSeparated, cl::cat(category));
+  cl::list<int64_t> lengths("length", cl::desc("Lengths to go with --batch"),
+                            cl::CommaSeparated, cl::cat(category));
+  cl::opt<int64_t> mostElements(
+      "most-elements",
+      cl::desc("Leave out batches and lengths with more elements of a tensor"),
+      cl::init(int64_t(1) << 28), cl::cat(category));
   cl::opt<int64_t> longLength(
       "long-length", cl::desc("Tokens of the long prompts; 0 leaves them out"),
       cl::init(65536), cl::cat(category));
@@ -641,6 +839,14 @@ int corey::runSchedule(int argc, char **argv) {
             "least 0 and --budget-ms above 0, got " +
             std::to_string(perRegime) + ", " + std::to_string(longLength) +
             " and " + std::to_string(budget)));
+  if (batches.empty() != lengths.empty())
+    return reportError(
+        kTool, Status::invalidArgument(
+                   "expected --batch and --length together, got one of them"));
+  std::vector<int64_t> batchList(batches.begin(), batches.end()),
+      lengthList(lengths.begin(), lengths.end());
+  if (Status status = checkSizes(batchList, lengthList); !status)
+    return reportError(kTool, status);
   auto context = makeContext(scans.target, threads);
   if (!context)
     return reportError(kTool, context.status());
@@ -659,7 +865,7 @@ int corey::runSchedule(int argc, char **argv) {
     sched::SiteInfo site;
     site.name = "scan";
     site.problem = problem;
-    site.variants = (*context)->variants(problem);
+    site.variants = scanVariants((*context)->getDevice().kind, problem);
     site.device = device;
 
     // What the policies know beforehand.
@@ -676,8 +882,9 @@ int corey::runSchedule(int argc, char **argv) {
         lengths.push_back(longLength);
       sched::TunerOptions options;
       options.budgetMs = 1.5 * budget;
-      Expected<sched::ChunkTable> tuned = tuneLengths(
-          **context, **runner, problem, {1}, lengths, options, false);
+      Expected<sched::ChunkTable> tuned =
+          tuneLengths(**context, **runner, problem, {1}, lengths, mostElements,
+                      options, false);
       if (!tuned)
         return reportError(kTool, tuned.status());
       knowledge.table = std::make_shared<sched::ChunkTable>(std::move(*tuned));
@@ -690,20 +897,12 @@ int corey::runSchedule(int argc, char **argv) {
       knowledge.model = std::make_shared<sched::CostModel>(std::move(*loaded));
     } else {
       const sched::ModelEntry *shipped = sched::CostModel::shipped().find(
-          device, problem.op, problem.type, site.variants[0].name);
+          device, problem.op, problem.type, site.variants.back().name);
       if (shipped && shipped->device == device.name) {
         modelSource = "shipped for " + shipped->device;
       } else {
-        Expected<sched::CostModel> fitted = sched::CostModel::fit(
-            *knowledge.table,
-            [&](const sched::TableEntry &entry,
-                std::string_view name) -> Expected<sched::Variant> {
-              for (sched::Variant &each : (*context)->variants(entry.problem))
-                if (each.name == name)
-                  return std::move(each);
-              return Status::notFound("expected a kernel of " + device.name +
-                                      ", got '" + std::string(name) + "'");
-            });
+        Expected<sched::CostModel> fitted =
+            sched::CostModel::fit(*knowledge.table, variantOf);
         if (!fitted)
           return reportError(kTool, fitted.status());
         knowledge.model =
@@ -738,6 +937,26 @@ int corey::runSchedule(int argc, char **argv) {
     }
     sched::SimulatorOptions options;
     options.budgetMsPerShape = budget;
+    if (!batchList.empty()) {
+      std::vector<sched::Problem> sizes;
+      for (int64_t batch : batchList)
+        for (int64_t length : lengthList) {
+          sched::Problem &each = sizes.emplace_back(problem);
+          each.batch = batch;
+          each.length = length;
+          if (batch * length * each.channels * each.headDim > mostElements)
+            sizes.pop_back();
+        }
+      Status status = scheduleSizes(
+          site, sizes, policies,
+          [&](const sched::Problem &at, const sched::Candidate &candidate) {
+            return (*runner)->measure(at, candidate);
+          },
+          options, !toStdout, results);
+      if (!status)
+        return reportError(kTool, status);
+      continue;
+    }
     Expected<sched::SimulationReport> report = sched::simulate(
         site, trace, policies,
         [&](const sched::Problem &at, const sched::Candidate &candidate) {

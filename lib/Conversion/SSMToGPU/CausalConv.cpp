@@ -22,12 +22,18 @@ using namespace corey;
 using namespace corey::ssm;
 
 static constexpr int64_t kThreads = 128;
-/// Threads of a multiprocessor at a time, by the registers that they need for
-/// eight channels each.
-static constexpr int64_t kResidentThreads = 512;
+/// Blocks of a multiprocessor at a time, by the registers that four channels a
+/// thread need. Eight channels, in half the threads, keep as many bytes on
+/// their way, but leave too few warps to compute meanwhile.
+static constexpr int64_t kMinBlocks = 8, kMaxCount = 4;
+/// Inputs of 32 bits take more.
+static constexpr int64_t kMinBlocks32 = 6;
+/// How often the threads that run at a time follow each other, if runs are not
+/// bounded by `kMaxRun`.
+static constexpr int64_t kWaves = 2;
 /// Tokens that are loaded together: no fewer than a window looks back.
 static constexpr int64_t kSteps = 4;
-static constexpr int64_t kMaxRun = 32;
+static constexpr int64_t kMaxRun = 256;
 
 namespace {
 class CausalConvKernel {
@@ -40,7 +46,8 @@ public:
     auto weight = cast<RankedTensorType>(op.getWeight().getType());
     channels = weight.getDimSize(0);
     width = weight.getDimSize(1);
-    count = std::gcd(e.streamAlignment(op.getX()), e.outputAlignment(y));
+    count = std::gcd(kMaxCount, std::gcd(e.streamAlignment(op.getX()),
+                                         e.outputAlignment(y)));
     if (last)
       count = std::gcd(count, rowAlignment(op.getFinalState()));
   }
@@ -97,9 +104,12 @@ CausalConvKernel::Place CausalConvKernel::placeOf(KernelBuilder &k, Val slot,
 }
 
 void CausalConvKernel::emit() {
+  int64_t minBlocks =
+      getElementTypeOrSelf(op.getX()).getIntOrFloatBitWidth() > 16
+          ? kMinBlocks32
+          : kMinBlocks;
   KernelBuilder k(e.host, e.loc, e.kernels, "causal_conv",
-                  // Left to itself the back end spills for more threads.
-                  {kThreads, count == 8 ? kResidentThreads / kThreads : 0});
+                  {kThreads, minBlocks});
   InputStream x(e, k, op.getX());
   OutputStream output(e, k, y);
   DeviceTensor weight(e, k, e.buffer(op.getWeight()));
@@ -111,9 +121,9 @@ void CausalConvKernel::emit() {
   // Runs of a multiple of kSteps tokens.
   Value tokensOfAll =
       isPacked ? sequences.length : e.mul(sequences.count, sequences.length);
-  Value wanted =
-      e.ceilDiv(e.mul(tokensOfAll, pieces),
-                e.index(e.target.multiprocessors * kResidentThreads * kSteps));
+  Value wanted = e.ceilDiv(e.mul(tokensOfAll, pieces),
+                           e.index(e.target.multiprocessors * minBlocks *
+                                   kThreads * kWaves * kSteps));
   Value runLength = e.mul(
       e.min(e.max(wanted, e.index(1)), e.index(kMaxRun / kSteps)), kSteps);
   // A sequence without tokens still has a state.

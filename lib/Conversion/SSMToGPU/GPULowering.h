@@ -233,6 +233,12 @@ mlir::FailureOr<mlir::Value> getDeviceChunk(GPULowering &lowering,
                                             ssm::ScanOpInterface op,
                                             mlir::Value length);
 
+/// One token of every sequence of a scan that is not packed, into the memrefs
+/// `y` and `last` (null where there is no last state).
+void emitSelectiveScanStep(GPULowering &lowering, ssm::SelectiveScanOp op,
+                           const DeviceSequences &sequences, mlir::Value y,
+                           mlir::Value last);
+
 template <typename OpTy>
 struct GPULoweringPattern : public mlir::OpRewritePattern<OpTy> {
   GPULoweringPattern(mlir::MLIRContext *context, GPUTarget target)

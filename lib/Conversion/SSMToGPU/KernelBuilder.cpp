@@ -225,6 +225,10 @@ static bool isSameKernel(gpu::GPUFuncOp a, gpu::GPUFuncOp b) {
              &a.getBody(), &b.getBody(), OperationEquivalence::IgnoreLocations);
 }
 
+void KernelBuilder::startInOrder() {
+  function->setAttr(kInOrderAttr, b.getUnitAttr());
+}
+
 void KernelBuilder::launch(Grid grid, int64_t clusterX) {
   b.setInsertionPointToEnd(&function.getBody().back());
   gpu::ReturnOp::create(b, loc);

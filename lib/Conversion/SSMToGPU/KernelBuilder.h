@@ -111,6 +111,11 @@ public:
   Val i64Argument(mlir::Value value);
   Val i32Argument(mlir::Value value);
 
+  /// Has the kernel start only after its predecessors have ended. Where several
+  /// blocks share a multiprocessor for as long as the kernel runs, they must be
+  /// spread evenly, and are where all multiprocessors are free.
+  void startInOrder();
+
   /// Ends the kernel and launches it. A kernel that is equal to one of the
   /// module takes its place. `clusterX`: blocks of a cluster, along x.
   void launch(Grid grid, int64_t clusterX = 1);

@@ -208,6 +208,7 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
   SSDTiling t(channels, states, steps);
   KernelBuilder k(e.host, e.loc, e.kernels, name,
                   {t.threads(), t.minBlocks(hasOutput)});
+  k.startInOrder();
   InputStream x(e, k, op.getX());
   InputStream dt(e, k, isDecay ? op.getDecay() : op.getDt());
   InputStream z(e, k, hasOutput ? op.getZ() : Value());

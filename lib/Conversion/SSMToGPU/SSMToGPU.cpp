@@ -32,11 +32,13 @@ static bool hasDependentLaunches(StringRef chip) {
 /// Lets a kernel be launched while its predecessor on the stream still runs:
 /// its blocks come up meanwhile, and touch no memory before what it may depend
 /// on has ended. It gives way to its own successor in the same way at once.
-static void waitForPredecessors(gpu::GPUFuncOp kernel) {
+static void allowOverlap(gpu::GPUFuncOp kernel) {
   OpBuilder b = OpBuilder::atBlockBegin(&kernel.getBody().front());
-  for (auto kind : {NVVM::GridDepActionKind::launch_dependents,
-                    NVVM::GridDepActionKind::wait})
-    NVVM::GriddepcontrolOp::create(b, kernel.getLoc(), kind);
+  NVVM::GriddepcontrolOp::create(b, kernel.getLoc(),
+                                 NVVM::GridDepActionKind::launch_dependents);
+  if (!kernel->hasAttr(kInOrderAttr))
+    NVVM::GriddepcontrolOp::create(b, kernel.getLoc(),
+                                   NVVM::GridDepActionKind::wait);
 }
 
 namespace {
@@ -80,7 +82,7 @@ struct ConvertSSMToGPU
     for (auto kernel : kernels.getOps<gpu::GPUFuncOp>()) {
       ++numKernels;
       if (hasDependentLaunches(chip))
-        waitForPredecessors(kernel);
+        allowOverlap(kernel);
     }
   }
 };

@@ -29,6 +29,7 @@
 #include "GPULowering.h"
 #include "corey/Conversion/SSMToGPU/SSMToGPU.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
+#include <functional>
 
 using namespace mlir;
 using namespace corey;
@@ -56,6 +57,9 @@ struct WarpTiling {
   int64_t paddedStates() const { return statesPerLane * lanes; }
   int64_t rows() const { return 32 / lanes; }
   int64_t channels() const { return rows() * channelsPerLane; }
+  /// Blocks that registers are to be had for: for five, with a quarter more
+  /// warps to hide latency, some would spill, and that costs more.
+  int64_t minBlocks() const { return 4; }
   /// Tokens of a block that a lane prepares and finishes.
   int64_t stepsPerLane() const { return std::max<int64_t>(kSteps / lanes, 1); }
   /// dt and dt u of a channel, padded so that rows fall into other banks.
@@ -104,18 +108,21 @@ struct SplitTiling {
   int64_t partialWords() const { return channels * partialChannel(); }
 };
 
-/// States of a lane, and channels of a block, where channels are few; `narrow`
-/// has twice the lanes for a channel and half the channels of a block.
-SplitTiling splitTiling(int64_t states, bool narrow, int64_t tokens) {
+/// In the order of their numbers.
+constexpr ScanVariant kSplitVariants[] = {
+    ScanVariant::Split, ScanVariant::SplitShort, ScanVariant::SplitNarrow};
+constexpr int64_t kMaxSplitStates = 64;
+
+SplitTiling splitTiling(int64_t states, ScanVariant variant) {
   int64_t statesPerLane =
       states > 8 ? llvm::PowerOf2Ceil(llvm::divideCeil(states, 8)) : 1;
-  if (narrow)
+  if (variant == ScanVariant::SplitNarrow)
     statesPerLane = std::max<int64_t>(statesPerLane / 2, 1);
-  SplitTiling t(states, statesPerLane, 8, tokens);
+  SplitTiling t(states, statesPerLane, 8,
+                variant == ScanVariant::SplitShort ? 32 : 64);
   t.channels = std::clamp<int64_t>(4 * t.channelsPerWarp(), 8, 32);
   return t;
 }
-constexpr int64_t kMaxSplitStates = 64, kSplitTokens = 64;
 
 /// How rows of B and C of one type lie in shared memory, by state, so that a
 /// lane reads the tokens of its states in vectors.
@@ -218,22 +225,18 @@ public:
     s.y = y;
     s.last = op.getLastState() ? e.allocate(1) : Value();
     e.makeBuffers();
-    s.chunk = *chunk;
-    s.chunkCount = e.max(e.ceilDiv(sequences.length, s.chunk), e.index(1));
-    Value unsplit = e.cmp(arith::CmpIPredicate::sle, s.chunkCount, e.index(1));
-    e.ifThen(
-        unsplit, [&] { emitUnsplit(s); },
-        [&] {
-          s.chunkStates = e.workspace({sequences.count, s.chunkCount,
-                                       e.index(channels), e.index(states)},
-                                      e.host.getF32Type());
-          s.chunkSteps =
-              e.workspace({sequences.count, s.chunkCount, e.index(channels)},
-                          e.host.getF32Type());
-          emitWarpKernel(s, ScanPass::States);
-          emitCarryKernel(s);
-          emitWarpKernel(s, ScanPass::Outputs);
-        });
+    // Packed sequences and long ones are never a token each.
+    int64_t length = cast<RankedTensorType>(op.getU().getType()).getDimSize(1);
+    bool canStep =
+        !op.getSeqStarts() && (length == 1 || ShapedType::isDynamic(length));
+    auto step = [&] { emitSelectiveScanStep(e, op, sequences, y, s.last); };
+    if (length == 1 && canStep)
+      step();
+    else if (canStep)
+      e.ifThen(e.cmp(arith::CmpIPredicate::eq, sequences.length, e.index(1)),
+               step, [&] { emitTokens(s, *chunk); });
+    else
+      emitTokens(s, *chunk);
     SmallVector<Value> results{s.y};
     if (s.last)
       results.push_back(s.last);
@@ -244,6 +247,7 @@ public:
 private:
   /// Whether two neighbouring channels can be loaded and stored together.
   bool hasPairs(const ScanOperands &s);
+  void emitTokens(ScanOperands &s, Value chunk);
   void emitUnsplit(const ScanOperands &s);
   void emitWarpKernel(const ScanOperands &s, ScanPass pass);
   void emitSplitKernel(const ScanOperands &s, const SplitTiling &t);
@@ -266,13 +270,33 @@ bool SelectiveScanKernels::hasPairs(const ScanOperands &s) {
   return alignment % 2 == 0;
 }
 
+/// Any number of tokens, whole or in chunks.
+void SelectiveScanKernels::emitTokens(ScanOperands &s, Value chunk) {
+  s.chunk = chunk;
+  s.chunkCount = e.max(e.ceilDiv(sequences.length, s.chunk), e.index(1));
+  Value unsplit = e.cmp(arith::CmpIPredicate::sle, s.chunkCount, e.index(1));
+  e.ifThen(
+      unsplit, [&] { emitUnsplit(s); },
+      [&] {
+        s.chunkStates = e.workspace(
+            {sequences.count, s.chunkCount, e.index(channels), e.index(states)},
+            e.host.getF32Type());
+        s.chunkSteps =
+            e.workspace({sequences.count, s.chunkCount, e.index(channels)},
+                        e.host.getF32Type());
+        emitWarpKernel(s, ScanPass::States);
+        emitCarryKernel(s);
+        emitWarpKernel(s, ScanPass::Outputs);
+      });
+}
+
 /// One kernel over whole sequences: the one that was bound with the chunk, or
 /// that of a rule from measurements on one chip, by channels per
 /// multiprocessor.
 void SelectiveScanKernels::emitUnsplit(const ScanOperands &s) {
   // Below: few channels a multiprocessor, where the latency of a step counts.
   constexpr int64_t kWarpChannels = 64, kNarrowChannels = 8;
-  // Sequences of one tile are not worth a long one.
+  // Where filling the ring of tiles is most of the time.
   constexpr int64_t kShortLength = 128;
   bool canSplit = hasPairs(s) && states <= kMaxSplitStates;
   if (!canSplit)
@@ -284,13 +308,16 @@ void SelectiveScanKernels::emitUnsplit(const ScanOperands &s) {
         e.loc, condition, constant(static_cast<int64_t>(then)), otherwise);
   };
   Value work = e.mul(sequences.count, channels);
-  Value variant =
-      pick(e.cmp(Predicate::sle, work,
-                 constant(kNarrowChannels * e.target.multiprocessors)),
-           ScanVariant::SplitNarrow,
-           pick(e.cmp(Predicate::sle, work,
-                      constant(kWarpChannels * e.target.multiprocessors)),
-                ScanVariant::Split, constant(int64_t(ScanVariant::Warp))));
+  Value variant = pick(
+      e.cmp(Predicate::sle, work,
+            constant(kNarrowChannels * e.target.multiprocessors)),
+      ScanVariant::SplitNarrow,
+      pick(e.cmp(Predicate::sgt, work,
+                 constant(kWarpChannels * e.target.multiprocessors)),
+           ScanVariant::Warp,
+           pick(e.cmp(Predicate::sle, sequences.length, constant(kShortLength)),
+                ScanVariant::SplitShort,
+                constant(int64_t(ScanVariant::Split)))));
   auto bind = op.getChunkSize() ? op.getChunkSize().getDefiningOp<BindChunkOp>()
                                 : BindChunkOp();
   if (bind) {
@@ -307,39 +334,37 @@ void SelectiveScanKernels::emitUnsplit(const ScanOperands &s) {
   auto is = [&](ScanVariant which) {
     return e.cmp(Predicate::eq, variant, constant(static_cast<int64_t>(which)));
   };
-  auto split = [&](bool narrow, int64_t tokens) {
-    emitSplitKernel(s, splitTiling(states, narrow, tokens));
-  };
-  e.ifThen(
-      is(ScanVariant::SplitNarrow), [&] { split(true, kSplitTokens); },
-      [&] {
+  // One behind the other's failing; the last needs no test.
+  std::function<void(ArrayRef<ScanVariant>)> emitOneOf =
+      [&](ArrayRef<ScanVariant> variants) {
+        if (variants.empty())
+          return emitWarpKernel(s, ScanPass::Whole);
         e.ifThen(
-            is(ScanVariant::Split),
-            [&] {
-              e.ifThen(
-                  e.cmp(Predicate::sle, sequences.length,
-                        constant(kShortLength)),
-                  [&] { split(false, kSplitTokens / 2); },
-                  [&] { split(false, kSplitTokens); });
-            },
-            [&] { emitWarpKernel(s, ScanPass::Whole); });
-      });
+            is(variants.front()),
+            [&] { emitSplitKernel(s, splitTiling(states, variants.front())); },
+            [&] { emitOneOf(variants.drop_front()); });
+      };
+  emitOneOf(kSplitVariants);
 }
 
 std::vector<ScanVariantInfo>
 corey::getScanVariants(int64_t channels, int64_t groups, int64_t states) {
   bool hasPairs = channels / groups % 2 == 0;
   WarpTiling warp(states, hasPairs ? 2 : 1);
-  int64_t warpChannels = warp.warps * warp.channels();
-  std::vector<ScanVariantInfo> list = {
-      {"rule", warpChannels, WarpTiling::kSteps, true},
-      {"warp", warpChannels, WarpTiling::kSteps, true}};
+  ScanVariantInfo info = {"rule", warp.warps * warp.channels(),
+                          WarpTiling::kSteps, warp.minBlocks(), true};
+  std::vector<ScanVariantInfo> list = {info};
+  info.name = "warp";
+  list.push_back(info);
   if (hasPairs && states <= kMaxSplitStates)
-    for (bool narrow : {false, true}) {
-      SplitTiling t = splitTiling(states, narrow, kSplitTokens);
-      list.push_back({narrow ? llvm::StringLiteral("split-narrow")
-                             : llvm::StringLiteral("split"),
-                      t.channels, t.tokens, false});
+    for (ScanVariant variant : kSplitVariants) {
+      SplitTiling t = splitTiling(states, variant);
+      llvm::StringLiteral name = variant == ScanVariant::Split
+                                     ? llvm::StringLiteral("split")
+                                 : variant == ScanVariant::SplitShort
+                                     ? llvm::StringLiteral("split-short")
+                                     : llvm::StringLiteral("split-narrow");
+      list.push_back({name, t.channels, t.tokens, 1, false});
     }
   return list;
 }
@@ -355,10 +380,9 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
   int64_t steps = WarpTiling::kSteps;
   int64_t count = t.channelsPerLane;
 
-  // Registers for four blocks a multiprocessor: for five, with a quarter more
-  // warps to hide latency, some would spill, and that costs more.
   KernelBuilder k(e.host, e.loc, e.kernels, name,
-                  {t.warps * 32, t.warps == 4 ? 4 : 0});
+                  {t.warps * 32, t.warps == 4 ? t.minBlocks() : 0});
+  k.startInOrder();
   InputStream u(e, k, op.getU()), delta(e, k, op.getDelta());
   InputStream z(e, k, hasOutput ? op.getZ() : Value());
   DeviceTensor A(e, k, e.buffer(op.getA())), B(e, k, e.buffer(op.getB()));

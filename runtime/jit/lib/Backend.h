@@ -90,9 +90,6 @@ public:
   /// The name of its rates (see findMachine()).
   virtual const char *machine() const = 0;
   virtual scheduler::Device schedulerDevice(int threads) const = 0;
-  /// The kernels there are for a scan.
-  virtual std::vector<scheduler::Variant>
-  variants(const scheduler::Problem &problem) const = 0;
 
   /// Refuses options that mean nothing on the device, or more than it has.
   virtual Status check(const CompileOptions &options) const = 0;
@@ -122,6 +119,12 @@ void setPipelineOptions(Options &pipeline, const CompileOptions &options,
   pipeline.observeValues = options.observeValues;
   pipeline.observe = observe;
 }
+
+/// What scanVariants() knows of each kind.
+std::vector<scheduler::Variant>
+scanVariantsOnCPU(const scheduler::Problem &problem);
+std::vector<scheduler::Variant>
+scanVariantsOnCUDA(const scheduler::Problem &problem);
 
 std::shared_ptr<Backend> createCPUBackend();
 Expected<std::shared_ptr<Backend>> createCUDABackend(int ordinal);

@@ -129,16 +129,6 @@ public:
     return {"cpu-" + llvm::sys::getHostCPUName().str(), threads};
   }
   /// One.
-  std::vector<scheduler::Variant>
-  variants(const scheduler::Problem &problem) const override {
-    CPUWorkItem item = problem.op == scheduler::OpKind::SSD
-                           ? getSSDWorkItem(problem.channels, problem.groups)
-                           : getScanWorkItem(problem.channels, problem.groups);
-    scheduler::Variant variant;
-    variant.itemChannels = item.channels;
-    variant.tile = item.tile;
-    return {variant};
-  }
 
   /// The host must have the registers.
   Status check(const CompileOptions &options) const override {
@@ -172,4 +162,15 @@ public:
 
 std::shared_ptr<Backend> corey::createCPUBackend() {
   return std::make_shared<CPUBackend>();
+}
+
+std::vector<scheduler::Variant>
+corey::scanVariantsOnCPU(const scheduler::Problem &problem) {
+  CPUWorkItem item = problem.op == scheduler::OpKind::SSD
+                         ? getSSDWorkItem(problem.channels, problem.groups)
+                         : getScanWorkItem(problem.channels, problem.groups);
+  scheduler::Variant variant;
+  variant.itemChannels = item.channels;
+  variant.tile = item.tile;
+  return {variant};
 }

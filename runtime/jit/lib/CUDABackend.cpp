@@ -397,25 +397,6 @@ public:
     return {"cuda-sm_" + std::to_string(p.major) + std::to_string(p.minor),
             p.multiprocessors};
   }
-  std::vector<scheduler::Variant>
-  variants(const scheduler::Problem &problem) const override {
-    // A multiple of this is no chunk, but the whole of any sequence.
-    constexpr int64_t kNoChunk = int64_t(1) << 40;
-    if (problem.op != scheduler::OpKind::SelectiveScan || problem.states < 1)
-      return {scheduler::Variant()};
-    std::vector<scheduler::Variant> list;
-    for (const ScanVariantInfo &info :
-         getScanVariants(problem.channels, problem.groups, problem.states)) {
-      scheduler::Variant variant;
-      variant.name = info.name.str();
-      variant.itemChannels = info.channels;
-      variant.tile = info.tile;
-      variant.segmented = info.chunkable;
-      variant.granularity = info.chunkable ? 1 : kNoChunk;
-      list.push_back(std::move(variant));
-    }
-    return list;
-  }
 
   Status check(const CompileOptions &options) const override {
     if (options.vectorBits)
@@ -468,4 +449,26 @@ Expected<std::shared_ptr<Backend>> corey::createCUDABackend(int ordinal) {
     return Status::unsupported(Device::cuda(ordinal).name() + ": " +
                                llvm::toString(chip.takeError()));
   return std::shared_ptr<Backend>(std::make_shared<CUDABackend>(*device));
+}
+
+std::vector<scheduler::Variant>
+corey::scanVariantsOnCUDA(const scheduler::Problem &problem) {
+  // A multiple of this is no chunk, but the whole of any sequence.
+  constexpr int64_t kNoChunk = int64_t(1) << 40;
+  if (problem.op != scheduler::OpKind::SelectiveScan || problem.states < 1)
+    return {scheduler::Variant()};
+  std::vector<scheduler::Variant> list;
+  for (const ScanVariantInfo &info :
+       getScanVariants(problem.channels, problem.groups, problem.states)) {
+    scheduler::Variant variant;
+    variant.name = info.name.str();
+    variant.itemChannels = info.channels;
+    variant.tile = info.tile;
+    variant.resident = info.resident;
+    variant.segmented = info.chunkable;
+    variant.byRule = list.empty();
+    variant.granularity = info.chunkable ? 1 : kNoChunk;
+    list.push_back(std::move(variant));
+  }
+  return list;
 }

@@ -555,8 +555,9 @@ scheduler::Device Context::schedulerDevice() const {
 }
 
 std::vector<scheduler::Variant>
-Context::variants(const scheduler::Problem &problem) const {
-  return impl->backend->variants(problem);
+corey::scanVariants(Device::Kind kind, const scheduler::Problem &problem) {
+  return kind == Device::CUDA ? scanVariantsOnCUDA(problem)
+                              : scanVariantsOnCPU(problem);
 }
 
 /// The sizes of a scan and the kernels there are for it.
@@ -590,7 +591,7 @@ static void describeScan(mlir::Operation *op, const Backend &backend,
                  : element.isBF16() ? scheduler::ElementType::BF16
                                     : scheduler::ElementType::F32;
   if (problem.channels > 0 && problem.groups > 0)
-    info.variants = backend.variants(problem);
+    info.variants = scanVariants(backend.device().kind, problem);
 }
 
 /// Makes the sites of a module after the Bound phase, and has the input of a

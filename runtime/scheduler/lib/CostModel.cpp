@@ -44,6 +44,18 @@ const char *scheduler::modelTermName(ModelTerm term) {
     return "second";
   case ModelTerm::Carry:
     return "carry";
+  case ModelTerm::Chain:
+    return "chain";
+  case ModelTerm::Share:
+    return "share";
+  case ModelTerm::Crowd:
+    return "crowd";
+  case ModelTerm::SecondShare:
+    return "second_share";
+  case ModelTerm::SecondCrowd:
+    return "second_crowd";
+  case ModelTerm::Wave:
+    return "wave";
   }
   return "unknown";
 }
@@ -75,11 +87,6 @@ struct ItemSizes {
               ceilDivide(static_cast<double>(problem.channels), lanes)),
         tile(static_cast<double>(variant.tile)) {}
 
-  /// Of `count` items.
-  static double waves(double count, const Variant &variant, int64_t units) {
-    return std::max(
-        1.0, ceilDivide(count, static_cast<double>(units * variant.resident)));
-  }
   /// A chunk as a number of tokens; 0 and what covers the sequence are its
   /// length.
   double tokens(int64_t chunk) const {
@@ -88,6 +95,23 @@ struct ItemSizes {
   }
 
   double length, lanes, inner, work, items, tile;
+};
+
+/// How items follow each other on the units of a device.
+struct Waves {
+  Waves(double items, const Variant &variant, int64_t units) {
+    auto resident = static_cast<double>(variant.resident);
+    double whole = static_cast<double>(units) * resident;
+    count = std::max(1.0, ceilDivide(items, whole));
+    if (variant.resident == 1)
+      return;
+    double last = ceilDivide(std::max(items - (count - 1) * whole, 1.0),
+                             static_cast<double>(units));
+    shares = (count - 1) * resident + last;
+    crowds =
+        (count - 1) * std::max(resident - 2, 0.0) + std::max(last - 2, 0.0);
+  }
+  double count, shares = 0, crowds = 0;
 };
 
 /// What a walk over `span` tokens is cut into: tiles, which end at every chunk
@@ -127,7 +151,8 @@ ModelVector scheduler::modelTerms(const Problem &problem,
   double c = sizes.tokens(chunk);
   double segments =
       variant.segmented && c > 0 ? ceilDivide(sizes.length, c) : 1;
-  double waves = ItemSizes::waves(sizes.items * segments, variant, units);
+  Waves w(sizes.items * segments, variant, units);
+  double waves = w.count;
   double span = variant.segmented ? c : sizes.length;
   Pieces pieces(span, c, sizes.tile);
   bool split = segments > 1;
@@ -148,6 +173,14 @@ ModelVector scheduler::modelTerms(const Problem &problem,
       split ? segments * static_cast<double>(problem.batch * problem.channels *
                                              problem.headDim * problem.states)
             : 0);
+  set(ModelTerm::Chain, split ? segments : 0);
+  double shares = w.shares * span * sizes.work,
+         crowds = w.crowds * span * sizes.work;
+  set(ModelTerm::Share, shares);
+  set(ModelTerm::Crowd, crowds);
+  set(ModelTerm::SecondShare, split ? shares : 0);
+  set(ModelTerm::SecondCrowd, split ? crowds : 0);
+  set(ModelTerm::Wave, waves);
   return terms;
 }
 
@@ -169,11 +202,13 @@ CostModel::Curve::Curve(const ModelEntry &entry, const Problem &problem,
     return constants[static_cast<int>(term)];
   };
   ItemSizes sizes(problem, variant);
-  double waves = ItemSizes::waves(sizes.items, variant, units);
-  base = constant(ModelTerm::Launch) +
-         waves * sizes.length *
-             (constant(ModelTerm::Token) * sizes.work +
-              constant(ModelTerm::Channel) * sizes.inner);
+  Waves w(sizes.items, variant, units);
+  double waves = w.count;
+  base = constant(ModelTerm::Launch) + waves * constant(ModelTerm::Wave) +
+         sizes.length * (sizes.work * (waves * constant(ModelTerm::Token) +
+                                       w.shares * constant(ModelTerm::Share) +
+                                       w.crowds * constant(ModelTerm::Crowd)) +
+                         sizes.inner * waves * constant(ModelTerm::Channel));
   perPiece = waves * (constant(ModelTerm::Piece) * sizes.work +
                       constant(ModelTerm::Visit));
   perSquare = waves * (constant(ModelTerm::Pair) * sizes.lanes +
@@ -229,7 +264,7 @@ struct Row {
 };
 
 /// Minimizes sum (terms . x / ms - 1)^2 over x >= 0, leaving out one problem.
-/// Coordinate descent on the normal equations: there are ten unknowns.
+/// Coordinate descent on the normal equations: there are few unknowns.
 ModelVector leastSquares(const std::vector<Row> &rows, size_t leftOut) {
   double gram[kModelTerms][kModelTerms] = {}, right[kModelTerms] = {};
   ModelVector norm = {}, x = {};
@@ -299,6 +334,9 @@ Expected<CostModel> CostModel::fit(const ChunkTable &table,
   };
   std::vector<Group> groups;
   for (const TableEntry &entry : table.entries()) {
+    // A single token is no scan: chunks and variants do not matter.
+    if (entry.problem.length == 1)
+      continue;
     // The groups this entry has opened a problem in.
     std::vector<size_t> opened;
     for (const MeasuredCandidate &candidate : entry.candidates) {

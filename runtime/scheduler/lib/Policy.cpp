@@ -390,6 +390,8 @@ private:
     Decision whole = best;
     for (int v = 0; v < query.numVariants; ++v) {
       const Variant &variant = query.variants[v];
+      if (variant.byRule && query.numVariants > 1)
+        continue;
       const ModelEntry *entry =
           model->find(*query.device, p.op, p.type, variant.name);
       if (!entry)
@@ -545,10 +547,26 @@ private:
                  : model->find(*query.device, p.op, p.type, variant.name);
     };
     auto predict = [&](const ModelEntry *entry, const Decision &d) -> double {
-      return entry ? CostModel::Curve(*entry, p, query.variants[d.variant],
-                                      unitsOf(query))
-                         .predict(d.chunk)
-                   : NAN;
+      if (entry)
+        return CostModel::Curve(*entry, p, query.variants[d.variant],
+                                unitsOf(query))
+            .predict(d.chunk);
+      if (!query.variants[d.variant].byRule)
+        return NAN;
+      // The rule is taken to choose well.
+      double best = NAN;
+      for (int v = 0; v < query.numVariants; ++v) {
+        const ModelEntry *other = entryOf(query.variants[v]);
+        if (query.variants[v].byRule || !other)
+          continue;
+        double ms =
+            CostModel::Curve(*other, p, query.variants[v], unitsOf(query))
+                .predict(query.variants[v].segmented ? d.chunk : 0);
+        // Only where the chunk means something to it.
+        if (query.variants[v].segmented || d.chunk >= p.length)
+          best = best <= ms ? best : ms;
+      }
+      return best;
     };
     // Mostly both run the same kernel.
     const ModelEntry *entry = entryOf(query.variants[held.variant]);

@@ -265,6 +265,7 @@ corey_sched_status corey_sched_site_create(const corey_sched_site_info *info,
     variant.resident = std::max<int64_t>(v.resident, 1);
     variant.granularity = std::max<int64_t>(v.granularity, 1);
     variant.segmented = v.segmented;
+    variant.byRule = v.by_rule;
     converted.variants.push_back(variant);
   }
   Expected<ChunkTable> table = ChunkTable::shippedAndCached();

@@ -240,11 +240,45 @@ Candidate candidateOf(const Decision &decision, int64_t length) {
   return {decision.chunk >= length ? 0 : decision.chunk, decision.variant};
 }
 
+Status
+checkArguments(const std::vector<std::shared_ptr<const Policy>> &policies,
+               const SimulatorOptions &options) {
+  if (policies.empty())
+    return Status::invalidArgument("expected policies, got none");
+  if (options.rounds < 4)
+    return Status::invalidArgument("expected at least 4 rounds, got " +
+                                   std::to_string(options.rounds));
+  return Status::ok();
+}
+
 struct Timed {
   Candidate candidate;
   std::vector<double> even, odd;
   double chosenBy = 0, reported = 0;
 };
+
+/// The one of `list` that is `candidate`, or null.
+Timed *find(std::vector<Timed> &list, const Candidate &candidate) {
+  for (Timed &timed : list)
+    if (timed.candidate.chunk == candidate.chunk &&
+        timed.candidate.variant == candidate.variant)
+      return &timed;
+  return nullptr;
+}
+
+void addCandidate(std::vector<Timed> &list, const Candidate &candidate) {
+  if (find(list, candidate))
+    return;
+  Timed timed;
+  timed.candidate = candidate;
+  list.push_back(std::move(timed));
+}
+
+const Timed &bestOf(const std::vector<Timed> &list) {
+  return *std::min_element(
+      list.begin(), list.end(),
+      [](const Timed &a, const Timed &b) { return a.chosenBy < b.chosenBy; });
+}
 
 Status measureShape(const Problem &problem, std::vector<Timed> &candidates,
                     const MeasureProblem &measure,
@@ -285,11 +319,8 @@ scheduler::simulate(const SiteInfo &info, const std::vector<TracePrompt> &trace,
                     const SimulatorOptions &options) {
   if (trace.empty())
     return Status::invalidArgument("expected a trace of calls, got none");
-  if (policies.empty())
-    return Status::invalidArgument("expected policies, got none");
-  if (options.rounds < 4)
-    return Status::invalidArgument("expected at least 4 rounds, got " +
-                                   std::to_string(options.rounds));
+  if (Status status = checkArguments(policies, options); !status)
+    return status;
   Generator g(options.seed);
   // The statistics each policy wants, gathered once per kind and call.
   auto sameRequest = [](const EstimatorOptions &a, const EstimatorOptions &b) {
@@ -355,13 +386,7 @@ scheduler::simulate(const SiteInfo &info, const std::vector<TracePrompt> &trace,
   for (const TracePrompt &prompt : trace)
     shapes[static_cast<int64_t>(prompt.tokens.size())];
   auto want = [&](int64_t length, const Candidate &candidate) {
-    for (const Timed &timed : shapes[length])
-      if (timed.candidate.chunk == candidate.chunk &&
-          timed.candidate.variant == candidate.variant)
-        return;
-    Timed timed;
-    timed.candidate = candidate;
-    shapes[length].push_back(timed);
+    addCandidate(shapes[length], candidate);
   };
   for (size_t p = 0; p < policies.size(); ++p) {
     Site site(info, policies[p]);
@@ -413,20 +438,11 @@ scheduler::simulate(const SiteInfo &info, const std::vector<TracePrompt> &trace,
   SimulationReport report;
   report.calls = static_cast<int64_t>(trace.size());
   report.shapes = static_cast<int64_t>(shapes.size());
-  auto timeOf = [&](int64_t length, const Candidate &candidate) -> double {
-    for (const Timed &timed : shapes[length])
-      if (timed.candidate.chunk == candidate.chunk &&
-          timed.candidate.variant == candidate.variant)
-        return timed.reported;
-    return NAN;
-  };
   std::vector<double> oracle;
   for (const TracePrompt &prompt : trace) {
     const std::vector<Timed> &candidates =
         shapes[static_cast<int64_t>(prompt.tokens.size())];
-    const Timed &best = *std::min_element(
-        candidates.begin(), candidates.end(),
-        [](const Timed &a, const Timed &b) { return a.chosenBy < b.chosenBy; });
+    const Timed &best = bestOf(candidates);
     oracle.push_back(best.reported);
     report.oracleMeanMs += best.reported;
   }
@@ -436,7 +452,8 @@ scheduler::simulate(const SiteInfo &info, const std::vector<TracePrompt> &trace,
     double total = 0, oracleTotal = 0;
     for (size_t t = 0; t < trace.size(); ++t) {
       auto length = static_cast<int64_t>(trace[t].tokens.size());
-      double ms = timeOf(length, candidateOf(run.decisions[t], length));
+      double ms =
+          find(shapes[length], candidateOf(run.decisions[t], length))->reported;
       auto &[regime, oracleSum] = regimes[trace[t].regime];
       regime.regime = trace[t].regime;
       ++regime.calls;
@@ -456,4 +473,59 @@ scheduler::simulate(const SiteInfo &info, const std::vector<TracePrompt> &trace,
     report.policies.push_back(std::move(run.report));
   }
   return report;
+}
+
+Expected<SizesSimulation> scheduler::simulateSizes(
+    const SiteInfo &info, const std::vector<Problem> &problems,
+    const std::vector<std::shared_ptr<const Policy>> &policies,
+    const MeasureProblem &measure, const SimulatorOptions &options) {
+  if (problems.empty())
+    return Status::invalidArgument("expected problems, got none");
+  if (Status status = checkArguments(policies, options); !status)
+    return status;
+  Generator g(options.seed);
+  SizesSimulation result;
+  result.problems = problems;
+  std::vector<std::unique_ptr<Site>> sites;
+  for (const auto &policy : policies) {
+    sites.push_back(std::make_unique<Site>(info, policy));
+    result.policies.emplace_back().policy = policy->spec();
+  }
+  double oracleTotal = 0;
+  for (const Problem &problem : problems) {
+    std::vector<Timed> candidates;
+    for (size_t p = 0; p < sites.size(); ++p) {
+      Decision decision = sites[p]->decide(problem.batch, problem.length);
+      addCandidate(candidates, candidateOf(decision, problem.length));
+      result.policies[p].decisions.push_back(decision);
+    }
+    for (const Candidate &candidate :
+         defaultCandidates(problem, info.variants, options.leastChunk))
+      addCandidate(candidates, candidate);
+    if (Status status = measureShape(problem, candidates, measure, options, g);
+        !status)
+      return status;
+    const Timed &best = bestOf(candidates);
+    result.oracle.push_back(best.candidate);
+    result.oracleMs.push_back(best.reported);
+    oracleTotal += best.reported;
+    for (SizesReport &report : result.policies) {
+      double ms =
+          find(candidates, candidateOf(report.decisions.back(), problem.length))
+              ->reported;
+      report.ms.push_back(ms);
+      report.losses.push_back(ms / best.reported - 1);
+    }
+  }
+  for (SizesReport &report : result.policies) {
+    for (size_t i = 0; i < problems.size(); ++i) {
+      report.meanLoss +=
+          report.losses[i] / static_cast<double>(problems.size());
+      report.totalLoss += report.ms[i];
+    }
+    report.worstLoss =
+        *std::max_element(report.losses.begin(), report.losses.end());
+    report.totalLoss = report.totalLoss / oracleTotal - 1;
+  }
+  return result;
 }

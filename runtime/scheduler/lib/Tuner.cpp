@@ -27,6 +27,9 @@ corey::scheduler::defaultCandidates(const Problem &problem,
                                     int64_t least) {
   std::vector<Candidate> result;
   for (size_t i = 0; i < variants.size(); ++i) {
+    // It is one of the others.
+    if (variants[i].byRule && variants.size() > 1)
+      continue;
     int variant = static_cast<int>(i);
     int64_t granularity = std::max<int64_t>(variants[i].granularity, 1);
     result.push_back({0, variant});

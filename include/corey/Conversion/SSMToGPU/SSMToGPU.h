@@ -29,15 +29,25 @@ inline constexpr llvm::StringLiteral kKernelModule = "kernels";
 /// order of the numbers that the host launches them by.
 inline constexpr llvm::StringLiteral kKernelsAttr = "corey.kernels";
 
+/// Unit attribute of a kernel that is not to start before its predecessors have
+/// ended.
+inline constexpr llvm::StringLiteral kInOrderAttr = "corey.in_order";
+
 /// Kernels of a selective scan, by the numbers that the scheduler knows them
-/// by; `Rule` leaves the choice to a rule on the sizes of the call.
-enum class ScanVariant : int64_t { Rule, Warp, Split, SplitNarrow };
+/// by: `Rule` leaves the choice to a rule on the sizes of the call; a warp
+/// alone, with the states of a channel on a few lanes; blocks of specialised
+/// warps, with one or two states a lane, in tiles of 64 tokens or, where the
+/// sequence is short, 32; the same with more lanes a channel and fewer
+/// channels a block.
+enum class ScanVariant : int64_t { Rule, Warp, Split, SplitShort, SplitNarrow };
 
 /// What the scheduler knows of a kernel.
 struct ScanVariantInfo {
   llvm::StringLiteral name;
   /// Channels of a block, and tokens it works on together.
   int64_t channels, tile;
+  /// Blocks of a multiprocessor at a time.
+  int64_t resident;
   /// Whether the chunks of a sequence can be blocks of their own. A chunk that
   /// is shorter than the sequence takes the warp-autonomous kernel, whatever
   /// the variant.

@@ -58,6 +58,10 @@ struct CompileOptions {
   std::string chip = "";
 };
 
+/// The kernels that programs have for a scan on devices of a kind.
+std::vector<scheduler::Variant>
+scanVariants(Device::Kind kind, const scheduler::Problem &problem);
+
 /// A device and the compiler for it. Thread-safe: compile() takes turns.
 class Context {
 public:
@@ -83,10 +87,8 @@ public:
   Expected<std::string> emit(std::string_view source, std::string_view phase,
                              const CompileOptions &options = {},
                              std::string_view name = "<source>");
-  /// The device as the scheduler sees it, and the kernels it has for a scan.
+  /// The device as the scheduler sees it.
   scheduler::Device schedulerDevice() const;
-  std::vector<scheduler::Variant>
-  variants(const scheduler::Problem &problem) const;
 
   /// Writes an object ("o") or a shared library ("so", linked with the archive
   /// at `runtimeArchive`) to `path`, and its C header beside it, with `.h` in

@@ -126,7 +126,7 @@ typedef enum corey_sched_op {
 typedef struct corey_sched_variant {
   const char *name;
   int64_t item_channels, tile, resident, granularity;
-  int32_t segmented;
+  int32_t segmented, by_rule;
 } corey_sched_variant;
 
 /* A scan of a program. Zeros and nulls stand for: op selective_scan, one group,

@@ -114,8 +114,8 @@ private:
   void index();
 };
 
-/// $COREY_CACHE_DIR, else $XDG_CACHE_HOME/corey, else $HOME/.cache/corey; empty,
-/// for no folder, if none of them is set or the first is empty or "off".
+/// $COREY_CACHE_DIR, else $XDG_CACHE_HOME/corey, else $HOME/.cache/corey;
+/// empty, for no folder, if none of them is set or the first is empty or "off".
 std::string cacheDirectory();
 /// The user's table, "chunk-table.json" in cacheDirectory(); empty if there is
 /// no such folder.

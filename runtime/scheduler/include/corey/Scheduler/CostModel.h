@@ -23,6 +23,9 @@ namespace corey::scheduler {
 ///   S      segments: ceil(L / c) if the variant is segmented, else 1
 ///   items  B ceil(channels / itemChannels) S
 ///   waves  ceil(items / (units * resident))
+///   shares items of a unit at a time, summed over waves: `resident` in all but
+///          the last, where those that are left are spread evenly, rounded up
+///   crowds what of each wave's is beyond two, summed
 ///   span   tokens an item walks: c if segmented, else L
 ///   pieces what it cuts them into: tiles, which end at every chunk
 ///   inner  itemChannels * headDim
@@ -50,9 +53,21 @@ enum class ModelTerm {
   /// waves span work if S > 1: the pass that finds what segments carry
   Second,
   /// S B channels headDim states if S > 1: handing the carries on
-  Carry
+  Carry,
+  /// S if S > 1: the chain of carries
+  Chain,
+  /// shares span work, 0 if resident is 1, where it is Token: items that run
+  /// together take from each other
+  Share,
+  /// crowds span work: the more, the more of them there are
+  Crowd,
+  /// As Share and Crowd, if S > 1
+  SecondShare,
+  SecondCrowd,
+  /// waves: what an item does before its first token and after its last
+  Wave
 };
-constexpr int kModelTerms = 10;
+constexpr int kModelTerms = 16;
 using ModelVector = std::array<double, kModelTerms>;
 /// "launch", "token", ...: the keys of the constants in files.
 const char *modelTermName(ModelTerm term);
@@ -101,8 +116,8 @@ public:
   using VariantOf = std::function<Expected<Variant>(const TableEntry &entry,
                                                     std::string_view name)>;
   /// Fits a model per device, op, dtype and variant to the measurements of
-  /// `table`: least squares of relative errors, constants not negative. Errors:
-  /// InvalidArgument for an empty table; those of `variantOf`.
+  /// `table` of more than one token: least squares of relative errors, constants
+  /// not negative. Errors: InvalidArgument for an empty table; those of `variantOf`.
   static Expected<CostModel> fit(const ChunkTable &table,
                                  const VariantOf &variantOf);
 

@@ -50,6 +50,10 @@ struct Variant {
   /// Whether the chunks of a sequence are work items of their own (their carry
   /// is combined afterwards), or one item walks them in order.
   bool segmented = false;
+  /// Whether it stands for a choice among the others by a rule of the op: what
+  /// policies that know nothing of variants take, and what is neither measured
+  /// nor predicted where there are others.
+  bool byRule = false;
 };
 
 /// A device as the scheduler sees it.

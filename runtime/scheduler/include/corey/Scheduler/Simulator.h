@@ -98,6 +98,34 @@ simulate(const SiteInfo &site, const std::vector<TracePrompt> &trace,
          const std::vector<std::shared_ptr<const Policy>> &policies,
          const MeasureProblem &measure, const SimulatorOptions &options = {});
 
+/// What a policy's decisions cost over problems of many sizes.
+struct SizesReport {
+  std::string policy;
+  /// How much longer a call takes with the policy's decision than with the best
+  /// candidate of its problem, as a share: over the problems, and over their
+  /// total time.
+  double meanLoss = 0, worstLoss = 0, totalLoss = 0;
+  /// By problem, in their order.
+  std::vector<Decision> decisions;
+  std::vector<double> ms, losses;
+};
+struct SizesSimulation {
+  std::vector<Problem> problems;
+  /// Of each problem, and the best candidate.
+  std::vector<double> oracleMs;
+  std::vector<Candidate> oracle;
+  std::vector<SizesReport> policies;
+};
+
+/// Lets each policy decide once on every problem, without statistics, and
+/// measures as simulate() does. Problems are of the site's op, type and
+/// channels. Errors: as simulate().
+Expected<SizesSimulation>
+simulateSizes(const SiteInfo &site, const std::vector<Problem> &problems,
+              const std::vector<std::shared_ptr<const Policy>> &policies,
+              const MeasureProblem &measure,
+              const SimulatorOptions &options = {});
+
 } // namespace corey::scheduler
 
 #endif // COREY_SCHEDULER_SIMULATOR_H

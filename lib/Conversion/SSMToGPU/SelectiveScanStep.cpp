@@ -1,0 +1,163 @@
+//===- SelectiveScanStep.cpp - GPU kernel of one token of a scan ----------===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+//
+// Decode: sequences of one token, from states to states. Bound by the memory
+// that the states take, so neighbouring lanes have neighbouring states of a
+// channel, as many as are loaded at once, and a thread goes through several
+// sequences with the rates of its states in registers.
+//
+//===----------------------------------------------------------------------===//
+
+#include "GPULowering.h"
+#include <numeric>
+
+using namespace mlir;
+using namespace corey;
+using namespace corey::ssm;
+
+static constexpr double kLog2E = 1.44269504088896340736;
+static constexpr int64_t kThreads = 128;
+/// Blocks that a multiprocessor runs at a time.
+static constexpr int64_t kMinBlocks = 8;
+
+void corey::emitSelectiveScanStep(GPULowering &e, SelectiveScanOp op,
+                                  const DeviceSequences &sequences, Value y,
+                                  Value last) {
+  int64_t channels = cast<RankedTensorType>(op.getU().getType()).getDimSize(2);
+  int64_t states = cast<RankedTensorType>(op.getA().getType()).getDimSize(1);
+  int64_t groups = cast<RankedTensorType>(op.getB().getType()).getDimSize(2);
+  int64_t lanes =
+      std::min<int64_t>(llvm::PowerOf2Ceil(llvm::divideCeil(states, 4)), 32);
+  int64_t own = llvm::divideCeil(states, lanes);
+  bool isWhole = own * lanes == states;
+  int64_t channelsPerBlock = kThreads / lanes;
+  int64_t tiles = llvm::divideCeil(channels, channelsPerBlock);
+
+  KernelBuilder k(e.host, e.loc, e.kernels, "selective_scan_step",
+                  {kThreads, kMinBlocks});
+  InputStream u(e, k, op.getU()), delta(e, k, op.getDelta());
+  InputStream z(e, k, op.getZ());
+  DeviceTensor A(e, k, e.buffer(op.getA())), B(e, k, e.buffer(op.getB()));
+  DeviceTensor C(e, k, e.buffer(op.getC())), D(e, k, e.buffer(op.getD()));
+  DeviceTensor bias(e, k, e.buffer(op.getDeltaBias()));
+  DeviceTensor initial(e, k, e.buffer(op.getInitialState()));
+  DeviceTensor state(e, k, last);
+  OutputStream output(e, k, y);
+
+  // So many sequences a block that all blocks run at once, if there are more.
+  Value perBlock =
+      e.max(e.ceilDiv(e.mul(sequences.count, tiles),
+                      e.index(e.target.multiprocessors * kMinBlocks)),
+            e.index(1));
+
+  Val thread = k.threadIdx();
+  Val q = thread % lanes;
+  Val channel =
+      k.blockIdx('x') * double(channelsPerBlock) + thread / double(lanes);
+  Val inside = channel < double(channels);
+  // Lanes beyond the last channel work on it again, and write nothing.
+  Val c = k.min(channel, k.i32(channels - 1));
+  Val group = c / double(channels / groups);
+  Val n0 = q * double(own);
+
+  /// The lane's states of a row of `tensor`; zero beyond the last.
+  auto statesOf = [&](const DeviceTensor &tensor, Value of,
+                      ArrayRef<Val> leading) {
+    if (isWhole)
+      return tensor.elements(leading, n0, own, std::gcd(own, rowAlignment(of)));
+    Vals values;
+    for (int64_t i = 0; i < own; ++i) {
+      Val n = n0 + double(i);
+      values.push_back(k.select(
+          n < double(states),
+          tensor.loadScalar(leading, k.min(n, k.i32(states - 1))), k.f32(0)));
+    }
+    return values;
+  };
+
+  Vals rates;
+  for (Val rate : statesOf(A, op.getA(), {c}))
+    rates.push_back(rate * kLog2E);
+  Val skip = D ? D.loadScalar({}, c) : Val();
+  Val shift = bias ? bias.loadScalar({}, c) : Val();
+  Val each = k.i32Argument(perBlock), count = k.i32Argument(sequences.count);
+  Val first = k.min(rowOfBlock(k), count) * each;
+  Val end = k.min(first + each, count);
+  Val row = k.i64(0);
+  /// What a sequence has: u, delta, z; B, C and the states before.
+  auto load = [&](Val sequence) {
+    Val batch = k.toI64(sequence);
+    Vals loaded;
+    for (const InputStream *stream : {&u, &delta, &z})
+      if (*stream)
+        llvm::append_range(loaded,
+                           stream->load(stream->at({batch, row}, c), 1));
+    llvm::append_range(loaded,
+                       statesOf(B, op.getB(), {batch, row, k.toI64(group)}));
+    llvm::append_range(loaded,
+                       statesOf(C, op.getC(), {batch, row, k.toI64(group)}));
+    if (initial)
+      llvm::append_range(
+          loaded, statesOf(initial, op.getInitialState(), {batch, k.toI64(c)}));
+    return loaded;
+  };
+  // Each is on its way while the one before is worked on.
+  Vals loaded = load(k.min(first, count - 1.0));
+  k.forLoop(first, end, 1, loaded, [&](Val sequence, ArrayRef<Val> in) -> Vals {
+    Vals next = load(k.min(sequence + 1.0, end - 1.0));
+    Val batch = k.toI64(sequence);
+    auto take = [&](size_t size) {
+      ArrayRef<Val> taken = in.take_front(size);
+      in = in.drop_front(size);
+      return taken;
+    };
+    auto value = [&](const InputStream &stream) {
+      return stream.values(take(stream.numLoaded()), 1)[0];
+    };
+    Val input = value(u), dt = value(delta), gate = z ? value(z) : Val();
+    Vals b(take(own)), o(take(own)), h;
+    if (initial)
+      h = Vals(take(own));
+    if (bias)
+      dt = dt + shift;
+    if (op.getDeltaSoftplus())
+      dt = k.softplus(dt);
+    Val scaled = dt * input, sum = k.f32(0);
+    for (int64_t i = 0; i < own; ++i) {
+      b[i] = scaled * b[i];
+      if (initial)
+        b[i] = k.fma(k.ex2(dt * rates[i]), h[i], b[i]);
+      sum = k.fma(o[i], b[i], sum);
+    }
+    for (int64_t mask = lanes / 2; mask; mask /= 2)
+      sum = sum + k.shuffleXor(sum, mask);
+    k.ifThen(inside & (q == 0.0), [&] {
+      Val result = skip ? k.fma(skip, input, sum) : sum;
+      if (z)
+        result = result * k.silu(gate);
+      output.store(output.at({batch, row}, c), {result});
+    });
+    if (!state)
+      return next;
+    k.ifThen(inside, [&] {
+      int64_t width =
+          isWhole ? std::gcd(own, rowAlignment(op.getLastState())) : 1;
+      for (int64_t i = 0; i < own; i += width) {
+        Val n = n0 + double(i);
+        auto store = [&] {
+          k.store(k.pack(ArrayRef(b).slice(i, width), state.element),
+                  state.at({batch, k.toI64(c)}, n));
+        };
+        if (isWhole)
+          store();
+        else
+          k.ifThen(n < double(states), store);
+      }
+    });
+    return next;
+  });
+  k.launch(e.gridOf(e.index(tiles), e.ceilDiv(sequences.count, perBlock)));
+}
