@@ -8,6 +8,7 @@
 #include "corey/Device/CUDA.h"
 #include "corey/Device/RuntimeABI.h"
 #include "corey/Executable.h"
+#include "corey/Scheduler/Policy.h"
 #include "gtest/gtest.h"
 #include <cstdlib>
 #include <filesystem>
@@ -179,7 +180,7 @@ TEST_F(CUDAExecutableTest, RunsAndAllocatesNothingWhenWarm) {
           "cuCtxSynchronize", "cuEventSynchronize", "cuStreamCreate",
           "cuEventCreate", "cuModuleGetFunction"})
       EXPECT_EQ(corey_fake_calls(name), 0u) << name;
-    EXPECT_EQ(corey_fake_calls("cuLaunchKernel"), 1u);
+    EXPECT_EQ(corey_fake_calls("cuLaunchKernelEx"), 1u);
     EXPECT_EQ(corey_fake_calls("cuStreamSynchronize"), stream ? 0u : 1u);
   };
   counts(nullptr);
@@ -255,17 +256,20 @@ TEST_F(CUDAExecutableTest, ScansTakeVariantsAndChunks) {
   problem.channels = 2048;
   problem.states = 16;
   std::vector<std::string> names;
-  std::vector<int64_t> channels, tiles;
+  std::vector<int64_t> channels, tiles, resident;
   for (const scheduler::Variant &variant :
        scanVariants(Device::CUDA, problem)) {
+    EXPECT_EQ(variant.byRule, names.empty());
     names.push_back(variant.name);
     channels.push_back(variant.itemChannels);
     tiles.push_back(variant.tile);
+    resident.push_back(variant.resident);
   }
   EXPECT_EQ(names, (std::vector<std::string>{"rule", "warp", "split",
                                              "split-short", "split-narrow"}));
-  EXPECT_EQ(channels, (std::vector<int64_t>{64, 64, 16, 8}));
-  EXPECT_EQ(tiles, (std::vector<int64_t>{8, 8, 64, 64}));
+  EXPECT_EQ(channels, (std::vector<int64_t>{64, 64, 16, 16, 8}));
+  EXPECT_EQ(tiles, (std::vector<int64_t>{8, 8, 64, 32, 64}));
+  EXPECT_EQ(resident, (std::vector<int64_t>{4, 4, 1, 1, 1}));
 
   std::shared_ptr<Executable> program = compile(kScan);
   std::vector<Tensor> inputs = scanInputs(256), outputs;
@@ -290,6 +294,51 @@ TEST_F(CUDAExecutableTest, ScansTakeVariantsAndChunks) {
                       "of shared memory, 16 bytes spilled by a thread"),
             std::string::npos)
       << text;
+}
+
+/// What the shipped measurements and model say of an H200.
+TEST_F(CUDAExecutableTest, PoliciesChooseVariants) {
+  struct Case {
+    int64_t batch, length, channels;
+    const char *variant;
+    int64_t least, most;
+  } cases[] = {// Few channels: chunks share the sequence out.
+               {1, 8192, 256, "warp", 64, 256},
+               {1, 3000, 384, "warp", 16, 256},
+               // More than fill the device with states on lanes.
+               {1, 64, 256, "split-narrow", 64, 64},
+               {1, 512, 1024, "split-narrow", 512, 512},
+               {1, 64, 2048, "split-short", 64, 64},
+               {1, 4096, 2048, "split", 4096, 4096},
+               {1, 5000, 1536, "split", 5000, 5000},
+               // Channels alone fill it.
+               {64, 512, 2048, "warp", 512, 512},
+               {8, 2048, 5120, "warp", 2048, 2048}};
+  scheduler::Device device = context()->schedulerDevice();
+  EXPECT_EQ(device.name, "cuda-sm_90");
+  for (const char *policy : {"measured", "cost-model"}) {
+    auto parsed = scheduler::parsePolicy(policy);
+    ASSERT_TRUE(parsed);
+    for (const Case &c : cases) {
+      scheduler::Query query;
+      query.problem.type = scheduler::ElementType::BF16;
+      query.problem.batch = c.batch;
+      query.problem.length = c.length;
+      query.problem.channels = c.channels;
+      query.problem.states = 16;
+      std::vector<scheduler::Variant> variants =
+          scanVariants(Device::CUDA, query.problem);
+      query.device = &device;
+      query.variants = variants.data();
+      query.numVariants = static_cast<int>(variants.size());
+      scheduler::Decision d = (*parsed)->decide(query);
+      EXPECT_EQ(variants[static_cast<size_t>(d.variant)].name, c.variant)
+          << policy << " " << c.batch << "," << c.length << "," << c.channels
+          << ": " << d.explain();
+      EXPECT_GE(d.chunk, c.least);
+      EXPECT_LE(d.chunk, c.most);
+    }
+  }
 }
 
 TEST_F(CUDAExecutableTest, CapturedRunsFollowChunks) {

@@ -5,11 +5,14 @@
 // RUN: corey-opt %s --split-input-file --corey-gpu-pipeline -o /dev/null
 
 // A kernel for each variant: states on lanes, narrow and wide, the wide one with
-// tiles of two lengths; channels on lanes. And three for chunks.
-// CHECK-LABEL: gpu.func @selective_scan_split1x8x64(
-// CHECK-SAME: known_block_size = array<i32: 256, 1, 1>
-// CHECK: gpu.func @selective_scan_split2x16x32(
+// tiles of two lengths; channels on lanes. Three for chunks. And one for a
+// single token.
+// CHECK-LABEL: gpu.func @selective_scan_step(
+// CHECK-SAME: known_block_size = array<i32: 128, 1, 1>
 // CHECK: gpu.func @selective_scan_split2x16x64(
+// CHECK: gpu.func @selective_scan_split2x16x32(
+// CHECK: gpu.func @selective_scan_split1x8x64(
+// CHECK-SAME: known_block_size = array<i32: 256, 1, 1>
 // CHECK: gpu.func @selective_scan_warp(
 // CHECK-SAME: known_block_size = array<i32: 128, 1, 1>
 // Exponentials are the hardware's.
@@ -21,14 +24,17 @@
 
 // CHECK-LABEL: func.func @variants(
 // CHECK: memref.alloc(
+// CHECK: scf.if
+// CHECK: gpu.launch_func @kernels::@selective_scan_step
+// CHECK: } else {
 // CHECK: %[[VARIANT:.+]] = arith.select
 // CHECK: scf.if
 // CHECK-NOT: memref.alloc
-// CHECK: gpu.launch_func @kernels::@selective_scan_split1x8x64
+// CHECK: gpu.launch_func @kernels::@selective_scan_split2x16x64
 // CHECK: } else {
 // CHECK: gpu.launch_func @kernels::@selective_scan_split2x16x32
 // CHECK: } else {
-// CHECK: gpu.launch_func @kernels::@selective_scan_split2x16x64
+// CHECK: gpu.launch_func @kernels::@selective_scan_split1x8x64
 // CHECK: } else {
 // CHECK: gpu.launch_func @kernels::@selective_scan_warp blocks
 // Where there is more than one chunk: states from zero, states at the starts,
