@@ -461,7 +461,9 @@ Status checkSizes(const std::vector<int64_t> &batches,
 }
 
 /// Lengths that stand for all: each speaks for half an octave on either side,
-/// the first and the last for everything beyond.
+/// the first and the last for everything beyond. On a GPU, where times go in
+/// steps as multiprocessors fill up, it speaks for what is within an eighth,
+/// and the cost model for the rest.
 Expected<sched::ChunkTable>
 tuneLengths(Context &context, ScanRunner &runner, sched::Problem problem,
             std::vector<int64_t> batches, std::vector<int64_t> lengths,
@@ -510,8 +512,14 @@ tuneLengths(Context &context, ScanRunner &runner, sched::Problem problem,
           own);
       if (!entry)
         return entry.takeStatus();
-      entry->batch = rangeOf(batches, b);
-      entry->length = rangeOf(lengths, i);
+      if (context.getDevice().kind == Device::CUDA) {
+        entry->batch = {problem.batch, problem.batch};
+        entry->length = {problem.length - problem.length / 8,
+                         problem.length + problem.length / 8};
+      } else {
+        entry->batch = rangeOf(batches, b);
+        entry->length = rangeOf(lengths, i);
+      }
       if (print) {
         const sched::MeasuredCandidate &best = entry->best();
         double unsplitMs = 0;
@@ -736,12 +744,15 @@ scheduleSizes(const sched::SiteInfo &site,
       const sched::Decision &d = p.decisions[i];
       int64_t chunk = d.chunk >= problem.length ? 0 : d.chunk;
       row(problem, p.policy, d.variant, chunk, p.ms[i], p.losses[i]);
-      list.push_back(llvm::json::Object{{"policy", p.policy},
-                                        {"variant", nameOf(d.variant)},
-                                        {"chunk", chunk},
-                                        {"ms", p.ms[i]},
-                                        {"predicted_ms", d.predictedMs},
-                                        {"loss", p.losses[i]}});
+      list.push_back(llvm::json::Object{
+          {"policy", p.policy},
+          {"variant", nameOf(d.variant)},
+          {"chunk", chunk},
+          {"ms", p.ms[i]},
+          {"predicted_ms", std::isnan(d.predictedMs)
+                               ? llvm::json::Value(nullptr)
+                               : llvm::json::Value(d.predictedMs)},
+          {"loss", p.losses[i]}});
     }
     problems.push_back(
         llvm::json::Object{{"batch", problem.batch},
@@ -876,6 +887,13 @@ int corey::runSchedule(int argc, char **argv) {
       if (!loaded)
         return reportError(kTool, loaded.status());
       knowledge.table = std::make_shared<sched::ChunkTable>(std::move(*loaded));
+    } else if (!batchList.empty()) {
+      // Those that are there: a table of the sizes to come is the oracle's.
+      Expected<sched::ChunkTable> known = sched::ChunkTable::shippedAndCached();
+      if (!known)
+        return reportError(kTool, known.status());
+      knowledge.table = std::make_shared<sched::ChunkTable>(std::move(*known));
+      tableSource = "shipped and cached";
     } else {
       std::vector<int64_t> lengths = {8, 32, 128, 512, 1024, 2048, 8192};
       if (longLength > 8192)

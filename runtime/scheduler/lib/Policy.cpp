@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <numeric>
 
 using namespace corey;
 using namespace corey::scheduler;
@@ -417,15 +418,18 @@ private:
       int64_t end =
           variant.segmented ? p.length : std::min(p.length, variant.tile);
       int64_t step = std::max<int64_t>(variant.granularity, 1);
-      auto roundUp = [&](int64_t chunk) {
-        return (chunk + step - 1) / step * step;
+      auto roundTo = [](int64_t unit, int64_t chunk) {
+        return (chunk + unit - 1) / unit * unit;
       };
       for (int64_t chunk = std::max<int64_t>(8, step); chunk < end; chunk *= 2)
-        consider(roundUp(chunk));
+        consider(roundTo(step, chunk));
       if (!variant.segmented)
         continue;
       // And those that just fill one wave, or two: one more segment would start
-      // another.
+      // another. In whole tiles, where a part of one costs as much and is no
+      // great part of the chunk.
+      int64_t tiles = step * variant.tile /
+                      std::gcd(step, std::max<int64_t>(variant.tile, 1));
       int64_t perSegment = p.batch * ((p.channels + variant.itemChannels - 1) /
                                       variant.itemChannels);
       for (int64_t waves : {1, 2}) {
@@ -433,8 +437,9 @@ private:
                            std::max<int64_t>(perSegment, 1);
         if (segments < 2)
           continue;
-        int64_t chunk =
-            roundUp(std::max<int64_t>((p.length + segments - 1) / segments, 8));
+        int64_t least =
+            std::max<int64_t>((p.length + segments - 1) / segments, 8);
+        int64_t chunk = roundTo(4 * tiles <= least ? tiles : step, least);
         if (chunk < p.length)
           consider(chunk);
       }
@@ -945,7 +950,7 @@ Expected<std::shared_ptr<Policy>> build(SpecOptions &spec,
     return readRules(*text, *path);
   }
   if (name == "cost-model") {
-    double margin = 0.02;
+    double margin = 0.05;
     if (Status s = spec.takeNumber("margin", 0, margin); !s)
       return s;
     std::shared_ptr<const CostModel> costs = model();

@@ -144,7 +144,7 @@ struct PolicyContext {
 ///   table                 ordered rules of a file (file=, else the papers':
 ///                         up to 50 tokens 128, else 512)
 ///   cost-model            the least predicted time; unsplit unless another is
-///                         predicted to be margin=0.02 faster
+///                         predicted to be margin=0.05 faster
 ///   measured              the chunk table; where it has no entry, inner=
 ///                         [cost-model]; file= in place of the default table
 ///
