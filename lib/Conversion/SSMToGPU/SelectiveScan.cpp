@@ -272,8 +272,13 @@ bool SelectiveScanKernels::hasPairs(const ScanOperands &s) {
 void SelectiveScanKernels::emitUnsplit(const ScanOperands &s) {
   // Below: few channels a multiprocessor, where the latency of a step counts.
   constexpr int64_t kWarpChannels = 64, kNarrowChannels = 8;
-  // Sequences of one tile are not worth a long one.
-  constexpr int64_t kShortLength = 128;
+  // Sequences of one tile are not worth a long one. Nor do rows of many states
+  // leave registers for one.
+  constexpr int64_t kShortLength = 128, kLongRowBits = 512;
+  bool isLong =
+      states *
+          getElementTypeOrSelf(op.getB().getType()).getIntOrFloatBitWidth() >
+      kLongRowBits;
   bool canSplit = hasPairs(s) && states <= kMaxSplitStates;
   if (!canSplit)
     return emitWarpKernel(s, ScanPass::Whole);
@@ -316,6 +321,8 @@ void SelectiveScanKernels::emitUnsplit(const ScanOperands &s) {
         e.ifThen(
             is(ScanVariant::Split),
             [&] {
+              if (isLong)
+                return split(false, kSplitTokens / 2);
               e.ifThen(
                   e.cmp(Predicate::sle, sequences.length,
                         constant(kShortLength)),
@@ -356,9 +363,17 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
   int64_t count = t.channelsPerLane;
 
   // Registers for four blocks a multiprocessor: for five, with a quarter more
-  // warps to hide latency, some would spill, and that costs more.
+  // warps to hide latency, some would spill, and that costs more. For three
+  // where a lane holds more than usual: many pairs, or many states of rows in
+  // f32.
+  int64_t rowBits = 0;
+  for (Value rows : {Value(op.getB()), Value(op.getC())})
+    rowBits += getElementTypeOrSelf(rows.getType()).getIntOrFloatBitWidth() *
+               t.stateFloats() / 32;
+  bool isLarge = t.stepsPerLane() > 2 || rowBits >= 32 * 32;
+  int64_t resident = hasOutput && isLarge ? 3 : 4;
   KernelBuilder k(e.host, e.loc, e.kernels, name,
-                  {t.warps * 32, t.warps == 4 ? 4 : 0});
+                  {t.warps * 32, t.warps == 4 ? resident : 0});
   InputStream u(e, k, op.getU()), delta(e, k, op.getDelta());
   InputStream z(e, k, hasOutput ? op.getZ() : Value());
   DeviceTensor A(e, k, e.buffer(op.getA())), B(e, k, e.buffer(op.getB()));
