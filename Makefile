@@ -47,4 +47,4 @@ format:
 	@git ls-files '*.h' '*.cpp' '*.c' | xargs clang-format-22 -i
 
 clean:
-	rm -rf build build-* bundle corey-bundle.tar.xz
+	rm -rf build build-*

@@ -1,6 +1,7 @@
 # Configuration of the lit test suite.
 
 import os
+import shutil
 
 import lit.formats
 
@@ -25,6 +26,14 @@ config.substitutions.append(
 config.substitutions.append(("%corey_src", config.corey_src_root))
 config.substitutions.append(("%mlir_include", config.mlir_include_dir))
 config.substitutions.append(("%python", config.python_executable))
+
+config.substitutions.append(("%fake_cuda", config.fake_cuda))
+
+# NVIDIA's assembler, for tests of machine code.
+ptxas = shutil.which(os.environ.get("PTXAS") or "ptxas")
+if ptxas:
+    config.available_features.add("ptxas")
+    config.substitutions.append(("%ptxas", ptxas))
 
 # Release builds of LLVM count nothing unless told to, and pass statistics with it.
 config_header = os.path.join(config.mlir_include_dir, "llvm", "Config", "llvm-config.h")

@@ -1,4 +1,4 @@
-//===- Device.cpp - PTX of a program's kernels ----------------------------===//
+//===- Device.cpp - Machine code of a program's kernels -------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
@@ -17,6 +17,12 @@
 #include "llvm/IR/Module.h"
 #include "llvm/MC/TargetRegistry.h"
 #include "llvm/Passes/PassBuilder.h"
+#include "llvm/Support/FileSystem.h"
+#include "llvm/Support/FileUtilities.h"
+#include "llvm/Support/MemoryBuffer.h"
+#include "llvm/Support/Path.h"
+#include "llvm/Support/Process.h"
+#include "llvm/Support/Program.h"
 #include "llvm/Support/TargetSelect.h"
 #include "llvm/Target/TargetMachine.h"
 #include "llvm/TargetParser/Triple.h"
@@ -63,9 +69,12 @@ createDeviceTargetMachine(llvm::StringRef chip) {
   if (!target)
     return failure("no NVPTX back end: " + error);
   // No features: the oldest PTX that knows the chip, which most drivers take.
+  // The next level up runs GVN twice more, for a third of the compile time, and
+  // writes the same PTX but for a few comparisons: optimizeKernels() has run
+  // it.
   return std::unique_ptr<llvm::TargetMachine>(target->createTargetMachine(
       triple, chip, "", llvm::TargetOptions(), std::nullopt, std::nullopt,
-      llvm::CodeGenOptLevel::Aggressive));
+      llvm::CodeGenOptLevel::Default));
 }
 
 static void optimizeKernels(llvm::Module &module, llvm::TargetMachine &machine,
@@ -232,7 +241,7 @@ llvm::Expected<DeviceImage> corey::takeDeviceImage(mlir::ModuleOp module,
   std::atomic<size_t> next{0};
   auto work = [&] {
     for (size_t i; (i = next++) < devices.size();) {
-      image.kernels[i].ptx = devices[i].compile(optLevel);
+      image.kernels[i].code = devices[i].compile(optLevel);
       // Early, as they are large; a module before its context.
       devices[i].module.reset();
       devices[i].context.reset();
@@ -245,7 +254,90 @@ llvm::Expected<DeviceImage> corey::takeDeviceImage(mlir::ModuleOp module,
   for (std::thread &thread : pool)
     thread.join();
   for (const DeviceImage::Kernel &kernel : image.kernels)
-    if (kernel.ptx.empty())
+    if (kernel.code.empty())
       return cannotEmit();
   return image;
+}
+
+//===----------------------------------------------------------------------===//
+// Machine code
+//===----------------------------------------------------------------------===//
+
+static llvm::Expected<std::string> findAssembler(llvm::StringRef assembler) {
+  std::string given = assembler.str();
+  if (given.empty())
+    given = llvm::sys::Process::GetEnv("PTXAS").value_or("");
+  if (!given.empty()) {
+    // A path comes back as it is.
+    if (auto program = llvm::sys::findProgramByName(given);
+        program && llvm::sys::fs::can_execute(*program))
+      return *program;
+    return failure("expected ptxas at '" + given + "', got no such program");
+  }
+  std::vector<std::string> folders;
+  if (auto home = llvm::sys::Process::GetEnv("CUDA_HOME"))
+    folders.push_back(*home + "/bin");
+  folders.push_back("/usr/local/cuda/bin");
+  if (auto program = llvm::sys::findProgramByName("ptxas"))
+    return *program;
+  std::string places = "on PATH";
+  for (const std::string &folder : folders) {
+    if (auto program = llvm::sys::findProgramByName("ptxas", {folder}))
+      return *program;
+    places += ", in " + folder;
+  }
+  return failure("expected NVIDIA's ptxas for machine code, got none " +
+                 places + "; PTXAS may name it");
+}
+
+llvm::Expected<std::string> corey::assemble(llvm::StringRef ptx,
+                                            llvm::StringRef chip,
+                                            llvm::StringRef assembler) {
+  llvm::Expected<std::string> program = findAssembler(assembler);
+  if (!program)
+    return program.takeError();
+  llvm::SmallString<128> input, output, log;
+  for (auto [path, suffix] :
+       {std::pair<llvm::SmallString<128> *, const char *>{&input, "ptx"},
+        {&output, "cubin"},
+        {&log, "log"}})
+    if (std::error_code code =
+            llvm::sys::fs::createTemporaryFile("corey", suffix, *path))
+      return failure("expected a temporary file for ptxas, got none: " +
+                     code.message());
+  llvm::FileRemover removers[] = {llvm::FileRemover(input),
+                                  llvm::FileRemover(output),
+                                  llvm::FileRemover(log)};
+  std::error_code code;
+  {
+    llvm::raw_fd_ostream os(input, code);
+    if (!code)
+      os << ptx;
+    os.close();
+    if (os.has_error())
+      code = os.error();
+  }
+  if (code)
+    return failure(input + ": " + code.message());
+  std::string arch = ("-arch=" + chip).str(), message;
+  std::optional<llvm::StringRef> redirects[] = {std::nullopt, log.str(),
+                                                log.str()};
+  int result = llvm::sys::ExecuteAndWait(
+      *program, {*program, arch, "-O3", input, "-o", output}, std::nullopt,
+      redirects, 0, 0, &message);
+  if (result) {
+    if (auto text = llvm::MemoryBuffer::getFile(log); message.empty() && text)
+      message = (*text)->getBuffer().trim().str();
+    return failure(*program + " failed" +
+                   (message.empty() ? "" : ": " + message));
+  }
+  auto cubin = llvm::MemoryBuffer::getFile(output, /*IsText=*/false,
+                                           /*RequiresNullTerminator=*/false);
+  if (!cubin)
+    return failure(output + ": " + cubin.getError().message());
+  if (!(*cubin)->getBuffer().starts_with("\x7f"
+                                         "ELF"))
+    return failure("expected a cubin from " + *program + ", got " +
+                   llvm::Twine((*cubin)->getBufferSize()) + " other bytes");
+  return (*cubin)->getBuffer().str();
 }

@@ -433,7 +433,40 @@ static llvm::StringRef cType(mlir::Type type) {
   return "uint8_t";
 }
 
-std::string corey::emitCHeader(mlir::ModuleOp module, llvm::StringRef guard) {
+std::vector<ExportedFunction> corey::listFunctions(mlir::ModuleOp module) {
+  std::vector<ExportedFunction> list;
+  for (auto function : module.getOps<mlir::func::FuncOp>()) {
+    if (function.isPrivate() ||
+        function.getSymName().ends_with(ssm::kShapesSuffix))
+      continue;
+    ExportedFunction exported;
+    exported.name = function.getSymName().str();
+    auto add = [&](mlir::Type type, std::string name, bool isOutput) {
+      exported.arguments.push_back({std::move(name),
+                                    mlir::cast<mlir::RankedTensorType>(type),
+                                    isOutput});
+    };
+    for (unsigned i = 0; i < function.getNumArguments(); ++i) {
+      std::string name = "arg" + std::to_string(i);
+      for (llvm::StringRef key : {ssm::kNameAttr, ssm::kWeightArgAttr})
+        if (auto attr = function.getArgAttrOfType<mlir::StringAttr>(i, key))
+          name = attr.str();
+      add(function.getArgumentTypes()[i], name, false);
+    }
+    for (unsigned i = 0; i < function.getNumResults(); ++i) {
+      std::string name = "result" + std::to_string(i);
+      if (auto attr =
+              function.getResultAttrOfType<mlir::StringAttr>(i, ssm::kNameAttr))
+        name = attr.str();
+      add(function.getResultTypes()[i], name, true);
+    }
+    list.push_back(std::move(exported));
+  }
+  return list;
+}
+
+std::string corey::emitCHeader(llvm::ArrayRef<ExportedFunction> functions,
+                               llvm::StringRef guard, bool onDevice) {
   std::string text;
   llvm::raw_string_ostream os(text);
   std::string macro = llvm::StringRef(identifier(guard)).upper() + "_H";
@@ -443,8 +476,23 @@ std::string corey::emitCHeader(mlir::ModuleOp module, llvm::StringRef guard) {
         "the\n"
         " * strides in elements (the innermost stride must be 1). Outputs "
         "come\n"
-        " * last and must be contiguous, with the shapes the module implies. "
-        "*/\n"
+        " * last and must be contiguous, with the shapes the module implies. ";
+  if (onDevice)
+    os << "\n *\n"
+          " * Data is in the memory of one CUDA device, at multiples of 16 "
+          "bytes.\n"
+          " * `stream` is a CUstream (a cudaStream_t) whose work a call comes "
+          "after\n"
+          " * and is not waited for, 1 for the legacy default stream, or null "
+          "to run\n"
+          " * on a stream of the program's own and wait. Functions return "
+          "null, "
+          "or what\n"
+          " * went wrong, until the thread's next call; what kernels find "
+          "wrong "
+          "with\n"
+          " * data on a stream that was given is the error of a later call. ";
+  os << "*/\n"
      << "#ifndef " << macro << "\n#define " << macro
      << "\n\n#include <stdint.h>\n\n"
      << "#ifdef __cplusplus\nextern \"C\" {\n#endif\n";
@@ -455,14 +503,10 @@ std::string corey::emitCHeader(mlir::ModuleOp module, llvm::StringRef guard) {
   };
   std::string prototypes;
   llvm::raw_string_ostream protos(prototypes);
-  for (auto function : module.getOps<mlir::func::FuncOp>()) {
-    if (function.isPrivate() ||
-        function.getSymName().ends_with(ssm::kShapesSuffix))
-      continue;
+  for (const ExportedFunction &function : functions) {
     protos << "\n/*";
     std::vector<std::string> parameters;
-    auto add = [&](mlir::Type type, llvm::StringRef name, bool constant) {
-      auto tensor = mlir::cast<mlir::RankedTensorType>(type);
+    for (const auto &[name, tensor, isOutput] : function.arguments) {
       std::string element = cType(tensor.getElementType()).str();
       if (declared.insert({tensor.getRank(), element}).second) {
         os << "\ntypedef struct {\n  " << element
@@ -472,28 +516,102 @@ std::string corey::emitCHeader(mlir::ModuleOp module, llvm::StringRef guard) {
              << tensor.getRank() << "];\n";
         os << "} " << descriptor(tensor) << ";\n";
       }
-      protos << " " << parameterName(name) << ": " << tensor << "\n *";
-      parameters.push_back((constant ? "const " : "") + descriptor(tensor) +
-                           " *" + parameterName(name));
-    };
-    for (unsigned i = 0; i < function.getNumArguments(); ++i) {
-      std::string name = "arg" + std::to_string(i);
-      for (llvm::StringRef key : {ssm::kNameAttr, ssm::kWeightArgAttr})
-        if (auto attr = function.getArgAttrOfType<mlir::StringAttr>(i, key))
-          name = attr.str();
-      add(function.getArgumentTypes()[i], name, true);
+      std::string parameter = parameterName(name);
+      if (onDevice && parameter == "stream")
+        parameter = "_stream";
+      protos << " " << parameter << ": " << tensor << "\n *";
+      parameters.push_back((isOutput ? "" : "const ") + descriptor(tensor) +
+                           " *" + parameter);
     }
-    for (unsigned i = 0; i < function.getNumResults(); ++i) {
-      std::string name = "result" + std::to_string(i);
-      if (auto attr =
-              function.getResultAttrOfType<mlir::StringAttr>(i, ssm::kNameAttr))
-        name = attr.str();
-      add(function.getResultTypes()[i], name, false);
-    }
-    protos << "/\nvoid corey_" << identifier(function.getSymName()) << "("
+    if (onDevice)
+      parameters.push_back("void *stream");
+    protos << "/\n"
+           << (onDevice ? "const char *" : "void ") << "corey_"
+           << identifier(function.name) << "("
            << llvm::join(parameters, ",\n    ") << ");\n";
   }
   os << prototypes << "\n#ifdef __cplusplus\n}\n#endif\n\n#endif /* " << macro
      << " */\n";
   return text;
+}
+
+//===----------------------------------------------------------------------===//
+// Kernels
+//===----------------------------------------------------------------------===//
+
+void corey::embedKernels(llvm::Module &module, const DeviceImage &image,
+                         llvm::ArrayRef<ExportedFunction> functions) {
+  llvm::LLVMContext &context = module.getContext();
+  llvm::IRBuilder<> builder(context);
+  llvm::PointerType *pointer = builder.getPtrTy();
+  auto global = [&](llvm::Constant *value, bool isConstant = true) {
+    auto *made = new llvm::GlobalVariable(module, value->getType(), isConstant,
+                                          llvm::GlobalValue::PrivateLinkage,
+                                          value, "corey.data");
+    return made;
+  };
+  auto text = [&](llvm::StringRef data) -> llvm::Constant * {
+    return global(llvm::ConstantDataArray::getString(context, data));
+  };
+  auto number = [&](int64_t value) { return builder.getInt64(value); };
+  auto record = [&](std::initializer_list<llvm::Constant *> fields) {
+    return llvm::ConstantStruct::getAnon(
+        llvm::ArrayRef<llvm::Constant *>(fields.begin(), fields.size()));
+  };
+  auto array =
+      [&](llvm::ArrayRef<llvm::Constant *> records) -> llvm::Constant * {
+    if (records.empty())
+      return llvm::ConstantPointerNull::get(pointer);
+    return global(llvm::ConstantArray::get(
+        llvm::ArrayType::get(records.front()->getType(), records.size()),
+        records));
+  };
+  // These are the structures of RuntimeABI.h.
+  std::vector<llvm::Constant *> kernels;
+  for (const DeviceImage::Kernel &kernel : image.kernels)
+    kernels.push_back(
+        record({text(kernel.name), text(kernel.code),
+                number(static_cast<int64_t>(kernel.code.size()))}));
+  llvm::Constant *program = global(
+      record({llvm::ConstantPointerNull::get(pointer), text(image.chip),
+              number(static_cast<int64_t>(kernels.size())), array(kernels)}),
+      /*isConstant=*/false);
+
+  // What the caller sees are the functions made here.
+  std::vector<llvm::Function *> defined;
+  for (llvm::Function &function : module)
+    if (!function.isDeclaration())
+      defined.push_back(&function);
+  for (llvm::Function *function : defined)
+    function->setLinkage(llvm::GlobalValue::InternalLinkage);
+  llvm::FunctionCallee run = module.getOrInsertFunction(
+      "corey_rt_run",
+      llvm::FunctionType::get(pointer, {pointer, pointer, pointer}, false));
+  for (const ExportedFunction &function : functions) {
+    std::vector<llvm::Constant *> arguments;
+    for (const auto &[name, type, isOutput] : function.arguments)
+      arguments.push_back(record({text(name), number(type.getRank()),
+                                  number(type.getElementTypeBitWidth() / 8),
+                                  number(isOutput)}));
+    llvm::Constant *info = global(record(
+        {program, text(function.name),
+         module.getFunction(getInvokeSymbol(function.name)),
+         number(static_cast<int64_t>(arguments.size())), array(arguments)}));
+    std::string symbol = "corey_" + identifier(function.name);
+    module.getFunction(symbol)->setName("corey.host." + function.name);
+    std::vector<llvm::Type *> parameters(arguments.size() + 1, pointer);
+    auto *made = llvm::Function::Create(
+        llvm::FunctionType::get(pointer, parameters, false),
+        llvm::Function::ExternalLinkage, symbol, module);
+    builder.SetInsertPoint(llvm::BasicBlock::Create(context, "entry", made));
+    llvm::Value *list = builder.CreateAlloca(
+        pointer,
+        number(static_cast<int64_t>(std::max<size_t>(arguments.size(), 1))));
+    for (unsigned i = 0; i < arguments.size(); ++i)
+      builder.CreateStore(made->getArg(i),
+                          builder.CreateConstGEP1_64(pointer, list, i));
+    builder.CreateRet(builder.CreateCall(
+        run,
+        {info, list, made->getArg(static_cast<unsigned>(arguments.size()))}));
+  }
 }

@@ -43,6 +43,56 @@ static corey_tensor tensor(void *data, int32_t rank, const int64_t *shape) {
   return t;
 }
 
+/* Files: a program and its weights, by prefix and one by one. */
+static void testWeights(void) {
+  static const char source[] =
+      "ssm.weight @w \"w\" : tensor<2xf32>\n"
+      "func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {\n"
+      "  %w = ssm.get_weight @w : tensor<2xf32>\n"
+      "  %y = ssm.mul %x, %w : tensor<2xf32>, tensor<2xf32>\n"
+      "  return %y : tensor<2xf32>\n"
+      "}\n";
+  static const char header[] = "{\"layer.w\":{\"dtype\":\"F32\",\"shape\":[2],"
+                               "\"data_offsets\":[0,8]}}";
+  const uint64_t length = sizeof header - 1;
+  float values[2] = {3, 5}, x[2] = {10, 100}, y[2];
+  int64_t shape[1] = {2};
+  FILE *file = fopen("capi-program.mlir", "wb");
+  EXPECT(file && fwrite(source, sizeof source - 1, 1, file) == 1);
+  EXPECT(file && fclose(file) == 0);
+  file = fopen("capi-weights.safetensors", "wb");
+  EXPECT(file && fwrite(&length, 8, 1, file) == 1 &&
+         fwrite(header, length, 1, file) == 1 &&
+         fwrite(values, sizeof values, 1, file) == 1);
+  EXPECT(file && fclose(file) == 0);
+  corey_context *context = NULL;
+  corey_executable *program = NULL;
+  EXPECT(corey_context_create("cpu", 1, &context) == COREY_OK);
+  EXPECT(corey_compile_file(context, "capi-program.mlir", NULL, &program) ==
+         COREY_OK);
+  corey_context_destroy(context);
+  if (!program)
+    return;
+  corey_tensor in = tensor(x, 1, shape), out = tensor(y, 1, shape);
+  EXPECT(corey_run(program, "main", &in, 1, &out, 1) == COREY_INVALID_ARGUMENT);
+  EXPECT(corey_bind_weights(program, "capi-weights.safetensors", NULL) ==
+         COREY_NOT_FOUND);
+  EXPECT(corey_bind_weights(program, "capi-weights.safetensors", "layer.") ==
+         COREY_OK);
+  EXPECT(corey_run(program, "main", &in, 1, &out, 1) == COREY_OK);
+  EXPECT(y[0] == 30 && y[1] == 500);
+  float other[2] = {-1, 2};
+  corey_tensor weight = tensor(other, 1, shape);
+  EXPECT(corey_bind_weight(program, "w", &weight) == COREY_OK);
+  EXPECT(corey_run(program, "main", &in, 1, &out, 1) == COREY_OK);
+  EXPECT(y[0] == -10 && y[1] == 200);
+  weight.dtype = COREY_I32;
+  EXPECT(corey_bind_weight(program, "w", &weight) == COREY_INVALID_ARGUMENT);
+  corey_executable_destroy(program);
+  remove("capi-program.mlir");
+  remove("capi-weights.safetensors");
+}
+
 int main(void) {
   corey_context *context = NULL;
   corey_executable *program = NULL;
@@ -86,6 +136,12 @@ int main(void) {
   EXPECT(corey_get_output(program, "main", 1, &argument) ==
          COREY_INVALID_ARGUMENT);
 
+  char text[16];
+  EXPECT(corey_get_output(program, "main", 0, &argument) == COREY_OK);
+  EXPECT(strcmp(argument.name, "y") == 0 && argument.rank == 2);
+  EXPECT(corey_get_input(program, "none", 0, &argument) ==
+         COREY_INVALID_ARGUMENT);
+
   float x[8] = {1, 2, 3, 4, 5, 6, 7, 8}, v[4] = {1, 10, 100, -1}, y[8];
   int64_t xShape[2] = {2, 4}, vShape[1] = {4}, sizes[2];
   corey_tensor inputs[2] = {tensor(x, 2, xShape), tensor(v, 1, vShape)},
@@ -111,6 +167,12 @@ int main(void) {
          COREY_INVALID_ARGUMENT);
   EXPECT(strcmp(corey_last_error(), "@main: expected 2 inputs, got 1") == 0);
   EXPECT(corey_run(program, "none", inputs, 2, &output, 1) == COREY_NOT_FOUND);
+  /* There are no streams on the CPU. */
+  EXPECT(corey_run_on_stream(program, "main", inputs, 2, &output, 1, NULL) ==
+         COREY_OK);
+  EXPECT(corey_run_on_stream(program, "main", inputs, 2, &output, 1, text) ==
+         COREY_INVALID_ARGUMENT);
+  EXPECT(strcmp(corey_last_error(), "expected no stream on cpu, got one") == 0);
   output.dtype = COREY_F16;
   EXPECT(corey_run(program, "main", inputs, 2, &output, 1) ==
          COREY_INVALID_ARGUMENT);
@@ -139,6 +201,10 @@ int main(void) {
     EXPECT(((float *)out->dl_tensor.data)[1] == 20);
     out->deleter(out);
   }
+  EXPECT(corey_run_dlpack_on_stream(program, "main", in, 2, &out, 1, text) ==
+         COREY_INVALID_ARGUMENT);
+  EXPECT(corey_run_dlpack(program, "main", in, 2, &out, 2) ==
+         COREY_INVALID_ARGUMENT);
 
   /* Chunks. */
   float u[15] = {0}, a[6] = {-1, -1, -1, -1, -1, -1}, b[10], s[15];
@@ -158,17 +224,40 @@ int main(void) {
   EXPECT(corey_run(program, "scan", scanIn, 3, &scanOut, 1) == COREY_OK);
   EXPECT(corey_get_chunk(program, "site", &chunk) == COREY_OK &&
          chunk.chunk == 3 && chunk.requested == 3);
+  EXPECT(corey_set_chunk(program, "site", 0) == COREY_OK);
+  EXPECT(corey_set_policy(program, "site", "static:4") == COREY_OK);
+  EXPECT(corey_run(program, "scan", scanIn, 3, &scanOut, 1) == COREY_OK);
+  EXPECT(corey_get_chunk(program, "site", &chunk) == COREY_OK &&
+         chunk.chunk == 4 && chunk.requested == 0 && !chunk.used_data);
+  EXPECT(corey_set_policy(program, NULL, "unsplit") == COREY_OK);
+  EXPECT(corey_run(program, "scan", scanIn, 3, &scanOut, 1) == COREY_OK);
+  EXPECT(corey_get_chunk(program, "site", &chunk) == COREY_OK &&
+         chunk.chunk == 5);
+  EXPECT(corey_set_policy(program, "site", "best") == COREY_INVALID_ARGUMENT);
+  EXPECT(corey_set_policy(program, "nowhere", "unsplit") == COREY_NOT_FOUND);
+  EXPECT(corey_get_chunk(program, "nowhere", &chunk) == COREY_NOT_FOUND);
   EXPECT(corey_set_chunk(program, "nowhere", 3) == COREY_NOT_FOUND);
   EXPECT(corey_set_chunk(program, "site", -3) == COREY_INVALID_ARGUMENT);
-  char text[16];
+  /* The CPU has one kernel for a scan. */
+  EXPECT(corey_set_variant(program, "site", "default") == COREY_OK);
+  EXPECT(corey_set_variant(program, "site", "") == COREY_OK);
+  EXPECT(corey_set_variant(program, "site", "warp") == COREY_NOT_FOUND);
+  EXPECT(strcmp(corey_last_error(), "site 'site': expected a variant of "
+                                    "default, got 'warp'") == 0);
+  EXPECT(corey_set_variant(program, "nowhere", "default") == COREY_NOT_FOUND);
+  EXPECT(corey_set_variant(program, "site", NULL) == COREY_INVALID_ARGUMENT);
   size_t length = corey_explain(program, text, sizeof text);
   EXPECT(length > sizeof text && strlen(text) == sizeof text - 1);
   EXPECT(corey_bind_weights(program, "no/such/file.safetensors", NULL) ==
          COREY_NOT_FOUND);
   EXPECT(corey_bind_weight(program, "w", &inputs[0]) == COREY_NOT_FOUND);
 
+  EXPECT(corey_explain(program, NULL, 0) == length);
+
   corey_executable_destroy(program);
   corey_executable_destroy(NULL);
+  corey_context_destroy(NULL);
+  testWeights();
   printf("%d passed, %d failed\n", passed, failed);
   return failed != 0;
 }

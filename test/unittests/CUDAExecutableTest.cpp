@@ -11,7 +11,9 @@
 #include "corey/Scheduler/Policy.h"
 #include "gtest/gtest.h"
 #include <cstdlib>
+#include <dlfcn.h>
 #include <filesystem>
+#include <fstream>
 
 using namespace corey;
 using namespace corey::fake;
@@ -486,5 +488,284 @@ func.func @main(%ids: tensor<?x?xi64>, %table: tensor<10x8xf32>) -> tensor<?x?x8
                 "[0, 10), got 12");
   ASSERT_OK(program->run("main", inputs, outputs, legacy));
   ASSERT_OK(program->run("main", inputs, outputs));
+}
+
+//===----------------------------------------------------------------------===//
+// Exported programs
+//===----------------------------------------------------------------------===//
+
+template <int Rank> struct Descriptor {
+  void *allocated, *data;
+  int64_t offset, sizes[Rank], strides[Rank];
+  /// Behind what the program sees.
+  Tensor kept;
+
+  explicit Descriptor(const Tensor &tensor)
+      : allocated(tensor.data()), data(tensor.data()), offset(0), kept(tensor) {
+    std::copy(tensor.shape().begin(), tensor.shape().end(), sizes);
+    std::copy(tensor.strides().begin(), tensor.strides().end(), strides);
+  }
+};
+
+class CUDAExportTest : public CUDAExecutableTest {
+protected:
+  /// Exports a program for `chip` as a library and loads it.
+  void load(std::string_view source, const std::string &chip = "sm_90a",
+            ExportOptions what = {}) {
+    // Libraries are not unloaded: one name for each.
+    static int number = 0;
+    std::string path = folder / ("lib" + std::to_string(number++) + ".so");
+    what.runtimeArchive = COREY_RUNTIME_ARCHIVE;
+    CompileOptions options;
+    options.chip = chip;
+    ASSERT_OK(context("cpu")->exportProgram(source, path, what, options));
+    library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    ASSERT_TRUE(library) << dlerror();
+  }
+  template <class... Arguments>
+  std::string call(const char *symbol, void *stream, Arguments &...arguments) {
+    using Function = const char *(*)(decltype((void *)&arguments)..., void *);
+    auto function = reinterpret_cast<Function>(dlsym(library, symbol));
+    if (!function)
+      return std::string("no ") + symbol;
+    const char *error = function(&arguments..., stream);
+    return error ? error : "";
+  }
+  /// An assembler for the fake driver.
+  std::string fakeAssembler() {
+    fs::path path = folder / "ptxas";
+    std::ofstream(path) << "#!/bin/sh\nprintf '\\177ELF fake ' > $5\n"
+                           "/bin/cat $3 >> $5\n";
+    fs::permissions(path, fs::perms::owner_all);
+    return path;
+  }
+  void *library = nullptr;
+};
+
+TEST_F(CUDAExportTest, RunsOnDeviceTensors) {
+  load(kAdd);
+  Tensor x = numbers({2, 5, 8}), v = numbers({2, 5, 8}, 10);
+  Tensor onDevice[] = {
+      upload(x), upload(v),
+      upload(take(Tensor::empty(DType::F32, {2, 5, 8}, true)))};
+  Descriptor<3> dx(onDevice[0]), dv(onDevice[1]), dy(onDevice[2]);
+  cuda::Stream stream = take(cuda::Stream::create(take(cuda::Device::get(0))));
+  auto run = [&](void *on) { return call("corey_main", on, dx, dv, dy); };
+  ASSERT_EQ(run(stream.handle()), "");
+  std::vector<Launch> launches = takeLaunches();
+  ASSERT_EQ(launches.size(), 1u);
+  EXPECT_EQ(launches[0].kernel, "pointwise");
+  EXPECT_EQ(launches[0].stream, stream.handle());
+  for (int i = 0; i < 3; ++i)
+    EXPECT_EQ(launches[0].arguments.at(3 * i),
+              reinterpret_cast<uintptr_t>(onDevice[i].data()));
+  std::vector<float> y = read(onDevice[2]);
+  for (size_t i = 0; i < y.size(); ++i)
+    ASSERT_EQ(y[i], x.dataAs<float>()[i] + v.dataAs<float>()[i]) << i;
+
+  // A warm call waits only where nobody else would.
+  for (void *on : {stream.handle(), static_cast<void *>(nullptr)}) {
+    ASSERT_EQ(run(on), "");
+    corey_fake_reset_calls();
+    ASSERT_EQ(run(on), "");
+    for (const char *name :
+         {"cuMemAlloc", "cuMemHostAlloc", "cuModuleLoadData", "cuStreamCreate",
+          "cuEventCreate", "cuModuleGetFunction", "cuCtxSynchronize"})
+      EXPECT_EQ(corey_fake_calls(name), 0u) << name;
+    EXPECT_EQ(corey_fake_calls("cuLaunchKernel"), 1u);
+    EXPECT_EQ(corey_fake_calls("cuStreamSynchronize"), on ? 0u : 1u);
+  }
+  // It can be captured into a graph.
+  std::shared_ptr<cuda::Device> device = take(cuda::Device::get(0));
+  takeLaunches();
+  cuda::Graph graph = take(cuda::Graph::capture(device, stream.handle(), [&] {
+    EXPECT_EQ(run(stream.handle()), "");
+    return Status::ok();
+  }));
+  EXPECT_TRUE(launched().empty());
+  ASSERT_OK(graph.launch(stream.handle()));
+  EXPECT_EQ(launched(), std::vector<std::string>{"pointwise"});
+}
+
+TEST_F(CUDAExportTest, ChecksArguments) {
+  load(kAdd);
+  Tensor host = numbers({2, 4, 8}), here = upload(host),
+         there = upload(host, 1);
+  Tensor wide = upload(numbers({2, 4, 9})), deep = upload(numbers({2, 8, 4}));
+  Descriptor<3> x(here), v(upload(host)), y(upload(host));
+  auto with = [&](const Tensor &tensor) {
+    Descriptor<3> d(tensor);
+    return call("corey_main", nullptr, d, x, y);
+  };
+  EXPECT_EQ(with(host), "@main: argument 'x': expected memory of a CUDA "
+                        "device, got the host's");
+  EXPECT_EQ(with(there),
+            "@main: argument 'v': expected memory of cuda:1 as for the "
+            "arguments before it, got memory of cuda:0");
+  const std::string layout =
+      "@main: argument 'x': expected an innermost stride of 1, an address at a "
+      "multiple of 16 bytes, and rows at multiples of 16 or of the largest "
+      "power of two that divides their bytes, got strides ";
+  EXPECT_EQ(with(take(wide.slice(2, 0, 8))),
+            layout + "[36, 9, 1] and an address 0 bytes past one");
+  EXPECT_EQ(with(take(upload(numbers({2, 4, 12})).slice(2, 1, 9))),
+            layout + "[48, 12, 1] and an address 4 bytes past one");
+  EXPECT_EQ(with(take(deep.transpose(1, 2))),
+            layout + "[32, 1, 4] and an address 0 bytes past one");
+  Descriptor<3> rows(take(upload(numbers({2, 4, 12})).slice(2, 0, 8)));
+  EXPECT_EQ(call("corey_main", nullptr, x, x, rows),
+            "@main: argument 'y': expected a contiguous output, got sizes "
+            "[2, 4, 8] and strides [48, 12, 1]");
+  Descriptor<3> null(here);
+  null.data = nullptr;
+  EXPECT_EQ(call("corey_main", nullptr, x, null, y),
+            "@main: argument 'v': expected data, got a null pointer");
+  // The offset counts.
+  Descriptor<3> shifted(here);
+  shifted.data = static_cast<float *>(shifted.data) - 8;
+  shifted.offset = 8;
+  takeLaunches();
+  EXPECT_EQ(call("corey_main", nullptr, shifted, x, y), "");
+  EXPECT_EQ(takeLaunches().at(0).arguments.at(0),
+            reinterpret_cast<uintptr_t>(here.data()));
+  // Where there is nothing to compute nothing is asked.
+  Descriptor<3> empty(numbers({0, 4, 8}));
+  takeLaunches();
+  EXPECT_EQ(call("corey_main", nullptr, empty, empty, empty), "");
+  EXPECT_TRUE(launched().empty());
+  cuda::Stream other = take(cuda::Stream::create(take(cuda::Device::get(1))));
+  EXPECT_EQ(call("corey_main", other.handle(), x, v, y),
+            "@main: expected a stream of the primary context of CUDA device 0, "
+            "got one of another context");
+  // Device 1 is of another architecture.
+  Descriptor<3> far(there);
+  EXPECT_EQ(call("corey_main", nullptr, far, far, far),
+            "@main: expected a device that runs code for sm_90a, got cuda:1 "
+            "(sm_80)");
+}
+
+TEST_F(CUDAExportTest, CodeRunsOnLaterChips) {
+  Tensor host = numbers({2, 4, 8});
+  Descriptor<3> newer(upload(host)), older(upload(host, 1));
+  load(kAdd, "sm_80");
+  EXPECT_EQ(call("corey_main", nullptr, newer, newer, newer), "");
+  EXPECT_EQ(call("corey_main", nullptr, older, older, older), "");
+  load(kAdd, "sm_86");
+  EXPECT_EQ(call("corey_main", nullptr, newer, newer, newer), "");
+  EXPECT_EQ(call("corey_main", nullptr, older, older, older),
+            "@main: expected a device that runs code for sm_86, got cuda:1 "
+            "(sm_80)");
+}
+
+TEST_F(CUDAExportTest, HoldsMachineCode) {
+  ExportOptions what;
+  what.kernels = "cubin";
+  what.ptxas = fakeAssembler();
+  load(kAdd, "sm_80", what);
+  Tensor host = numbers({2, 4, 8});
+  Descriptor<3> older(upload(host, 1)), newer(upload(host));
+  corey_fake_reset_calls();
+  EXPECT_EQ(call("corey_main", nullptr, older, older, older), "");
+  EXPECT_EQ(launched(), std::vector<std::string>{"pointwise"});
+  // The driver compiles nothing.
+  EXPECT_EQ(corey_fake_calls("cuLinkCreate"), 0u);
+  EXPECT_EQ(corey_fake_calls("cuModuleLoadData"), 1u);
+  // Machine code is of one generation.
+  EXPECT_EQ(call("corey_main", nullptr, newer, newer, newer),
+            "@main: expected a device that runs code for sm_80, got cuda:0 "
+            "(sm_90a)");
+  // The kernels alone, in one file.
+  what.format = "cubin";
+  CompileOptions options;
+  options.chip = "sm_90a";
+  std::string path = folder / "kernels.cubin";
+  ASSERT_OK(context("cpu")->exportProgram(kScan, path, what, options));
+  std::ifstream file(path, std::ios::binary);
+  std::string cubin{std::istreambuf_iterator<char>(file), {}};
+  for (const char *kernel : {"selective_scan_warp(", "selective_scan_carry("})
+    EXPECT_NE(cubin.find(kernel), std::string::npos) << kernel;
+}
+
+TEST_F(CUDAExportTest, TakesWeightsAndFixedChunks) {
+  ExportOptions what;
+  what.runtimeArchive = COREY_RUNTIME_ARCHIVE;
+  CompileOptions options;
+  options.chip = "sm_90a";
+  for (auto [policy, launches] :
+       {std::pair<const char *, size_t>{"unsplit", 1}, {"static:64", 3}}) {
+    options.policy = policy;
+    std::string path = folder / (std::string(policy, 6) + ".so");
+    ASSERT_OK(context("cpu")->exportProgram(kScan, path, what, options));
+    library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    ASSERT_TRUE(library) << dlerror();
+    std::vector<Tensor> inputs = scanInputs(256);
+    Tensor y = upload(numbers({1, 256, 64}));
+    Descriptor<3> u(inputs[0]), dt(inputs[1]), out(y);
+    Descriptor<2> A(inputs[2]);
+    Descriptor<4> B(inputs[3]), C(inputs[4]);
+    EXPECT_EQ(call("corey_main", nullptr, u, dt, A, B, C, out), "");
+    EXPECT_EQ(launched().size(), launches) << policy;
+  }
+}
+
+TEST_F(CUDAExportTest, ErrorsThatKernelsRecordAreReturned) {
+  load(R"(
+func.func @main(%ids: tensor<?x?xi64>, %table: tensor<10x8xf32>) -> tensor<?x?x8xf32> {
+  %y = ssm.embedding %ids, %table : tensor<?x?xi64>, tensor<10x8xf32> -> tensor<?x?x8xf32>
+  return %y : tensor<?x?x8xf32>
+}
+)");
+  corey_fake_register("embedding", [](const Launch &launch) {
+    auto &error =
+        *reinterpret_cast<corey_rt_device_error *>(launch.arguments.at(7));
+    error = {1, 0, 12, 10, 0, 0};
+  });
+  Tensor held[] = {
+      take(Tensor::empty(DType::I64, {1, 4}, Device::cuda(), true)),
+      upload(numbers({10, 8})), upload(numbers({1, 4, 8}))};
+  Descriptor<2> ids(held[0]), table(held[1]);
+  Descriptor<3> y(held[2]);
+  const char *message = "expected ids of an embedding to be in [0, 10), got 12";
+  EXPECT_EQ(call("corey_main", nullptr, ids, table, y),
+            std::string("@main: ") + message);
+  cuda::Stream stream = take(cuda::Stream::create(take(cuda::Device::get(0))));
+  EXPECT_EQ(call("corey_main", stream.handle(), ids, table, y), "");
+  corey_fake_register("embedding", [](const Launch &) {});
+  EXPECT_EQ(call("corey_main", stream.handle(), ids, table, y),
+            std::string("@main: an earlier run: ") + message);
+  EXPECT_EQ(call("corey_main", stream.handle(), ids, table, y), "");
+}
+
+TEST_F(CUDAExportTest, LooksForAnAssembler) {
+  std::string path = getenv("PATH");
+  unsetenv("PTXAS");
+  setenv("PATH", folder.c_str(), 1);
+  setenv("CUDA_HOME", "/nowhere", 1);
+  ExportOptions what;
+  what.format = "cubin";
+  CompileOptions options;
+  options.chip = "sm_90a";
+  std::string file = folder / "x.cubin";
+  auto run = [&] {
+    return context("cpu")->exportProgram(kAdd, file, what, options);
+  };
+  fs::path assembler = fakeAssembler();
+  EXPECT_STATUS(run(), Ok, "");
+  // Not on PATH, but named, or under CUDA_HOME.
+  fs::create_directory(folder / "bin");
+  fs::rename(assembler, folder / "bin" / "ptxas");
+  setenv("PTXAS", (folder / "bin" / "ptxas").c_str(), 1);
+  EXPECT_STATUS(run(), Ok, "");
+  unsetenv("PTXAS");
+  setenv("CUDA_HOME", folder.c_str(), 1);
+  EXPECT_STATUS(run(), Ok, "");
+  setenv("CUDA_HOME", "/nowhere", 1);
+  if (!fs::exists("/usr/local/cuda/bin/ptxas"))
+    EXPECT_STATUS(
+        run(), CompileError,
+        "expected NVIDIA's ptxas for machine code, got none on PATH, in "
+        "/nowhere/bin, in /usr/local/cuda/bin; PTXAS may name it");
+  setenv("PATH", path.c_str(), 1);
+  unsetenv("CUDA_HOME");
 }
 } // namespace

@@ -642,7 +642,7 @@ TEST(CompileErrors, Options) {
   bad.optLevel = 9;
   EXPECT_FAILS(context->emit(AddSource, "llvm", bad), InvalidArgument,
                "expected optLevel to be from 0 to 3, got 9");
-  EXPECT_STATUS(context->exportProgram(AddSource, "o", "unused.o", "", bad),
+  EXPECT_STATUS(context->exportProgram(AddSource, "unused.o", {"o"}, bad),
                 InvalidArgument, "expected optLevel to be from 0 to 3, got 9");
 }
 
@@ -662,7 +662,7 @@ TEST(CompileErrorsDeathTest, VectorsTheHostLacks) {
             "expected vectorBits to be 0 or 256 on a processor without "
             "AVX-512, got 512";
         Status exported = newContext()->exportProgram(
-            BlockSource, "o", testing::TempDir() + "wide.o", "", options);
+            BlockSource, testing::TempDir() + "wide.o", {"o"}, options);
         bool ok = !executable && executable.status().message() == expected &&
                   exported.message() == expected;
         std::exit(ok ? 0 : 1);
@@ -1236,14 +1236,14 @@ func.func @main(%u: tensor<?x?x8xf32>, %A: tensor<8x4xf32>, %B: tensor<?x?x1x4xf
                "site 'layer7.scan': expected a policy of unsplit, static, "
                "entropy, sampled, token, midpoint, random, cheap, variance, "
                "kurtosis, guarded, table, cost-model, measured, got 'best'");
-  EXPECT_STATUS(newContext()->exportProgram(with("token"), "o", "unused.o"),
+  EXPECT_STATUS(newContext()->exportProgram(with("token"), "unused.o", {"o"}),
                 Unsupported,
                 "site 'layer7.scan': expected policy 'unsplit' or "
                 "'static:<tokens>' for an exported program, got 'token'");
   CompileOptions options;
   options.policy = "entropy";
   EXPECT_STATUS(
-      newContext()->exportProgram(ScanSource, "o", "unused.o", "", options),
+      newContext()->exportProgram(ScanSource, "unused.o", {"o"}, options),
       Unsupported,
       "expected policy 'unsplit' or 'static:<tokens>' for an "
       "exported program, got 'entropy'");
@@ -1416,8 +1416,9 @@ TEST(Emit, EveryPhase) {
   EXPECT_FAILS(context->emit("func.func", "llvm"), CompileError,
                "<source>:1:10: custom op 'func.func' expected valid "
                "'@'-identifier for symbol name");
-  EXPECT_STATUS(context->exportProgram(ScanSource, "exe", "unused"),
-                InvalidArgument, "expected format 'o' or 'so', got 'exe'");
+  EXPECT_STATUS(context->exportProgram(ScanSource, "unused", {"exe"}),
+                InvalidArgument,
+                "expected format 'o', 'so' or 'cubin', got 'exe'");
   // What was emitted is a program.
   EXPECT_TRUE(static_cast<bool>(context->compile(emit("captured"))));
   EXPECT_TRUE(static_cast<bool>(context->compile(emit("bound"))));

@@ -84,6 +84,10 @@ int corey::coreyRunMain(int argc, char **argv) {
   cl::list<std::string> chunk("chunk",
                               cl::desc("Chunk of a site, in tokens: site=n"),
                               cl::value_desc("site=n"), cl::cat(category));
+  cl::list<std::string> variant(
+      "variant",
+      cl::desc("Kernel of a scan site: site=name, such as scan=split on a GPU"),
+      cl::value_desc("site=name"), cl::cat(category));
   cl::opt<std::string> policy(
       "policy",
       cl::desc("Who chooses chunks: measured (default), cost-model, unsplit, "
@@ -217,6 +221,21 @@ int corey::coreyRunMain(int argc, char **argv) {
               assignment->first + "', got '" + assignment->second + "'"));
     if (Status status = executable.setChunk(assignment->first, tokens); !status)
       return reportError(kTool, status);
+  }
+  for (const std::string &text : variant) {
+    auto assignment = splitAssignment("variant", text);
+    if (!assignment)
+      return reportError(kTool, assignment.status());
+    if (assignment->second.empty())
+      return reportError(
+          kTool, Status::invalidArgument(
+                     "--variant: expected the name of a kernel for site '" +
+                     assignment->first + "', got none"));
+    if (Status status =
+            executable.setVariant(assignment->first, assignment->second);
+        !status)
+      return reportError(
+          kTool, Status(status.code(), "--variant: " + status.message()));
   }
 
   // Inputs by name, each exactly once.

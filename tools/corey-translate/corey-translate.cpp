@@ -17,7 +17,7 @@ namespace cl = llvm::cl;
 
 static constexpr const char *kTool = "corey-translate";
 
-/// The run-time archive beside the executable: ../lib/libCoreyDevice.a.
+/// The run-time archive beside the executable: ../lib/libcorey_runtime.a.
 static std::string findRuntimeArchive(const char *argv0) {
   static int anchor;
   llvm::SmallString<256> path(llvm::sys::fs::getMainExecutable(argv0, &anchor));
@@ -33,7 +33,8 @@ int corey::coreyTranslateMain(int argc, char **argv) {
   cl::opt<std::string> to(
       "to",
       cl::desc("Output: llvmir (optimized LLVM IR), mlir (LLVM dialect), o "
-               "(object), so (shared library), ptx (kernels of a GPU)"),
+               "(object), so (shared library), ptx or cubin (kernels of a GPU, "
+               "as text or machine code)"),
       cl::init("llvmir"), cl::cat(category));
   cl::opt<std::string> output(
       "o",
@@ -48,8 +49,19 @@ int corey::coreyTranslateMain(int argc, char **argv) {
   cl::opt<std::string> chip(
       "chip",
       cl::desc("Chip of a GPU, such as sm_90a: code for it and its host; empty "
-               "(default) is the CPU, but for ptx sm_90a"),
+               "(default) is the CPU, but for ptx and cubin sm_90a"),
       cl::cat(category));
+  cl::opt<std::string> kernels(
+      "kernels",
+      cl::desc("What an object or library for a chip holds of its kernels: ptx "
+               "(default), which the driver compiles, or cubin"),
+      cl::init("ptx"), cl::cat(category));
+  cl::opt<std::string> ptxas(
+      "ptxas",
+      cl::desc(
+          "NVIDIA's assembler, for machine code; default is the one that "
+          "$PTXAS names, or of $PATH, $CUDA_HOME/bin, /usr/local/cuda/bin"),
+      cl::value_desc("program"), cl::cat(category));
   cl::opt<int> vectorBits(
       "vector-bits",
       cl::desc(
@@ -73,7 +85,8 @@ int corey::coreyTranslateMain(int argc, char **argv) {
   CompileOptions options;
   options.vectorBits = vectorBits;
   options.optLevel = optLevel;
-  options.chip = to == "ptx" && chip.empty() ? "sm_90a" : chip.getValue();
+  bool onlyKernels = to == "ptx" || to == "cubin";
+  options.chip = onlyKernels && chip.empty() ? "sm_90a" : chip.getValue();
 
   if (to == "llvmir" || to == "mlir" || to == "ptx") {
     Expected<std::string> text = (*context)->emit(source,
@@ -91,29 +104,32 @@ int corey::coreyTranslateMain(int argc, char **argv) {
     os << *text;
     return 0;
   }
-  if (to != "o" && to != "so")
+  if (to != "o" && to != "so" && to != "cubin")
     return reportError(
-        kTool,
-        Status::invalidArgument(
-            "--to: expected llvmir, mlir, o, so or ptx, got '" + to + "'"));
-  if (!chip.empty())
+        kTool, Status::invalidArgument("--to: expected llvmir, mlir, o, so, "
+                                       "ptx or cubin, got '" +
+                                       to + "'"));
+  if (kernels != "ptx" && kernels != "cubin")
     return reportError(
-        kTool, Status::unsupported("--chip: expected --to=llvmir, mlir or ptx, "
-                                   "got --to=" +
-                                   to));
+        kTool, Status::invalidArgument(
+                   "--kernels: expected ptx or cubin, got '" + kernels + "'"));
   if (output == "-")
     return reportError(kTool,
                        Status::invalidArgument(
                            "expected -o <file> for --to=" + to + ", got none"));
-  std::string archive =
+  ExportOptions what;
+  what.format = to;
+  what.kernels = kernels;
+  what.ptxas = ptxas;
+  what.runtimeArchive =
       runtime.empty() ? findRuntimeArchive(argv[0]) : runtime.getValue();
-  if (to == "so" && archive.empty())
+  if (to == "so" && what.runtimeArchive.empty())
     return reportError(
         kTool,
         Status::notFound("expected --runtime=<libcorey_runtime.a> for --to=so, "
                          "got none and found none beside the tool"));
-  if (Status status = (*context)->exportProgram(
-          source, to.getValue(), output, archive, options, file.getValue());
+  if (Status status = (*context)->exportProgram(source, output, what, options,
+                                                file.getValue());
       !status)
     return reportError(kTool, status);
   return 0;

@@ -1,4 +1,4 @@
-//===- Device.h - PTX of a program's kernels --------------------*- C++ -*-===//
+//===- Device.h - Machine code of a program's kernels -----------*- C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
@@ -18,7 +18,9 @@ namespace corey {
 /// module of its own: only those that are launched need to become machine code.
 struct DeviceImage {
   struct Kernel {
-    std::string name, ptx;
+    std::string name;
+    /// PTX, or what assemble() made of it.
+    std::string code;
   };
   std::vector<Kernel> kernels;
   std::string chip;
@@ -38,6 +40,12 @@ llvm::Expected<DeviceImage> takeDeviceImage(mlir::ModuleOp module,
 /// The same kernels as one module, for people and other tools.
 llvm::Expected<std::string> takePTX(mlir::ModuleOp module,
                                     unsigned optLevel = 2);
+
+/// Compiles PTX to a cubin with NVIDIA's ptxas: `assembler`, or if that is
+/// empty the one that $PTXAS names, of $PATH, of $CUDA_HOME/bin, or of
+/// /usr/local/cuda/bin.
+llvm::Expected<std::string> assemble(llvm::StringRef ptx, llvm::StringRef chip,
+                                     llvm::StringRef assembler = "");
 
 } // namespace corey
 

@@ -7,7 +7,9 @@
 #ifndef COREY_TARGET_HOST_H
 #define COREY_TARGET_HOST_H
 
+#include "corey/Target/Device.h"
 #include "mlir/IR/BuiltinOps.h"
+#include "mlir/IR/BuiltinTypes.h"
 #include "llvm/Support/Error.h"
 #include <memory>
 #include <string>
@@ -58,9 +60,32 @@ llvm::Error linkSharedLibrary(llvm::StringRef object,
                               llvm::StringRef runtimeArchive,
                               llvm::StringRef path);
 
-/// The C header of the functions of `module`, a module after the `Bound` phase
-/// (tensor types, weights as arguments).
-std::string emitCHeader(mlir::ModuleOp module, llvm::StringRef guard);
+/// A function of an exported program.
+struct ExportedFunction {
+  struct Argument {
+    std::string name;
+    mlir::RankedTensorType type;
+    bool isOutput;
+  };
+  std::string name;
+  /// In the order of the C function.
+  std::vector<Argument> arguments;
+};
+
+/// The functions of `module`, a module after the `Bound` phase (tensor types,
+/// weights as arguments).
+std::vector<ExportedFunction> listFunctions(mlir::ModuleOp module);
+
+/// Their C header: for programs with kernels, functions take a stream as their
+/// last argument and return what went wrong.
+std::string emitCHeader(llvm::ArrayRef<ExportedFunction> functions,
+                        llvm::StringRef guard, bool onDevice = false);
+
+/// Makes a module that translateToLLVMIR() returned a program on CUDA devices:
+/// it holds the kernels of `image`, and its functions run through
+/// corey_rt_run().
+void embedKernels(llvm::Module &module, const DeviceImage &image,
+                  llvm::ArrayRef<ExportedFunction> functions);
 
 } // namespace corey
 

@@ -58,8 +58,9 @@ struct WarpTiling {
   int64_t rows() const { return 32 / lanes; }
   int64_t channels() const { return rows() * channelsPerLane; }
   /// Blocks that registers are to be had for: for five, with a quarter more
-  /// warps to hide latency, some would spill, and that costs more.
-  int64_t minBlocks() const { return 4; }
+  /// warps to hide latency, some would spill, and that costs more. For three
+  /// where a lane has many pairs.
+  int64_t minBlocks() const { return stepsPerLane() > 2 ? 3 : 4; }
   /// Tokens of a block that a lane prepares and finishes.
   int64_t stepsPerLane() const { return std::max<int64_t>(kSteps / lanes, 1); }
   /// dt and dt u of a channel, padded so that rows fall into other banks.
@@ -298,6 +299,12 @@ void SelectiveScanKernels::emitUnsplit(const ScanOperands &s) {
   constexpr int64_t kWarpChannels = 64, kNarrowChannels = 8;
   // Where filling the ring of tiles is most of the time.
   constexpr int64_t kShortLength = 128;
+  // Rows of many states leave no registers for long tiles.
+  constexpr int64_t kLongRowBits = 512;
+  bool isLong =
+      states *
+          getElementTypeOrSelf(op.getB().getType()).getIntOrFloatBitWidth() >
+      kLongRowBits;
   bool canSplit = hasPairs(s) && states <= kMaxSplitStates;
   if (!canSplit)
     return emitWarpKernel(s, ScanPass::Whole);
@@ -341,7 +348,12 @@ void SelectiveScanKernels::emitUnsplit(const ScanOperands &s) {
           return emitWarpKernel(s, ScanPass::Whole);
         e.ifThen(
             is(variants.front()),
-            [&] { emitSplitKernel(s, splitTiling(states, variants.front())); },
+            [&] {
+              ScanVariant variant = variants.front();
+              if (isLong && variant == ScanVariant::Split)
+                variant = ScanVariant::SplitShort;
+              emitSplitKernel(s, splitTiling(states, variant));
+            },
             [&] { emitOneOf(variants.drop_front()); });
       };
   emitOneOf(kSplitVariants);
@@ -380,8 +392,14 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
   int64_t steps = WarpTiling::kSteps;
   int64_t count = t.channelsPerLane;
 
+  // Fewer blocks where a lane holds many states of rows in f32.
+  int64_t rowBits = 0;
+  for (Value rows : {Value(op.getB()), Value(op.getC())})
+    rowBits += getElementTypeOrSelf(rows.getType()).getIntOrFloatBitWidth() *
+               t.stateFloats() / 32;
+  int64_t resident = !hasOutput ? 4 : rowBits >= 32 * 32 ? 3 : t.minBlocks();
   KernelBuilder k(e.host, e.loc, e.kernels, name,
-                  {t.warps * 32, t.warps == 4 ? t.minBlocks() : 0});
+                  {t.warps * 32, t.warps == 4 ? resident : 0});
   k.startInOrder();
   InputStream u(e, k, op.getU()), delta(e, k, op.getDelta());
   InputStream z(e, k, hasOutput ? op.getZ() : Value());

@@ -6,12 +6,9 @@
 
 #include "Backend.h"
 #include "corey/Conversion/SSMToGPU/SSMToGPU.h"
-#include "corey/Device/CUDA.h"
+#include "corey/Device/CUDACalls.h"
 #include "corey/Target/Device.h"
 #include "llvm/Support/raw_ostream.h"
-#include <cstdint>
-#include <mutex>
-#include <numeric>
 #include <thread>
 
 using namespace corey;
@@ -28,25 +25,10 @@ void corey::addGPUPasses(mlir::OpPassManager &manager,
   buildGPUPipeline(manager, pipeline, first, last);
 }
 
-/// Whether kernels can read `tensor` where it lies: they load up to 16 bytes at
-/// once from the start of any row.
 static bool isAligned(const Tensor &tensor) {
-  if (tensor.numElements() == 0)
-    return true;
-  if (reinterpret_cast<uintptr_t>(tensor.data()) % 16)
-    return false;
-  size_t rank = tensor.shape().size();
-  if (rank == 0)
-    return true;
-  auto size = static_cast<int64_t>(dtypeSize(tensor.dtype()));
-  int64_t last = tensor.shape()[rank - 1];
-  if (last > 1 && tensor.strides()[rank - 1] != 1)
-    return false;
-  int64_t step = std::gcd(last * size, int64_t(16));
-  for (size_t i = 0; i + 1 < rank; ++i)
-    if (tensor.shape()[i] > 1 && tensor.strides()[i] * size % step)
-      return false;
-  return true;
+  return cuda::isAligned(tensor.data(), tensor.shape().data(),
+                         tensor.strides().data(), tensor.rank(),
+                         dtypeSize(tensor.dtype()));
 }
 
 //===----------------------------------------------------------------------===//
@@ -54,14 +36,11 @@ static bool isAligned(const Tensor &tensor) {
 //===----------------------------------------------------------------------===//
 
 namespace {
-class CUDACall final : public Call {
+class CUDACall final : public Call, public cuda::PooledCall {
 public:
   CUDACall(std::shared_ptr<cuda::Device> device,
            std::shared_ptr<const cuda::Program> program)
-      : cuda(device), program(std::move(program)) {
-    cuda.program = this->program.get();
-    state.cuda = &cuda;
-  }
+      : PooledCall(std::move(device), std::move(program), state) {}
 
   bool takes(const Tensor &tensor, bool isOutput) const override {
     return isAligned(tensor) && (!isOutput || tensor.isContiguous());
@@ -76,34 +55,13 @@ public:
                                     rank, size, cuda.stream);
   }
 
-  Status begin() override {
-    begun = true;
-    cuda::publishObservations(state);
-    return cuda.capturing ? Status::ok() : earlierError();
-  }
-  Status finish() override {
-    cuda.arena.releaseAll();
-    if (cuda.capturing)
-      return Status::ok();
-    if (isOwn()) {
-      Status status = own.synchronize();
-      cuda::publishObservations(state);
-      return status ? cuda::takeDeviceError(cuda) : status;
-    }
-    if (!done) {
-      Expected<cuda::Event> event = cuda::Event::create(cuda.device);
-      if (!event)
-        return event.takeStatus();
-      done = std::move(*event);
-    }
-    pending = true;
-    return done.record(cuda.stream);
+  Status begin() override { return PooledCall::begin(); }
+  Status finish() override { return PooledCall::finish(); }
+  bool isCaptured() const override { return PooledCall::isCaptured(); }
+  void keep(std::shared_ptr<void> owner) override {
+    PooledCall::keep(std::move(owner));
   }
 
-  bool isCaptured() const override { return cuda.capturing; }
-  void keep(std::shared_ptr<void> owner) override {
-    kept.push_back(std::move(owner));
-  }
   Status capture(llvm::function_ref<Status()> body) override {
     // Nothing may be loaded while a stream is captured.
     if (Status status = program->loadAll(); !status)
@@ -141,185 +99,31 @@ public:
     return {cuda.arena.bytesReserved(), cuda.arena.driverAllocations()};
   }
 
-  /// What work that nobody waited for has found wrong.
-  Status earlierError() {
-    Status status = cuda::takeDeviceError(cuda);
-    return status
-               ? status
-               : Status(status.code(), "an earlier run: " + status.message());
-  }
-
-  /// Puts the call's work on a stream; null for its own.
-  Status setStream(void *stream, bool capturing) {
-    begun = false;
-    cuda.capturing = capturing;
-    cuda.stream = stream;
-    if (stream)
-      return Status::ok();
-    if (!own.handle()) {
-      Expected<cuda::Stream> made = cuda::Stream::create(cuda.device);
-      if (!made)
-        return made.takeStatus();
-      own = std::move(*made);
-    }
-    cuda.stream = own.handle();
-    return Status::ok();
-  }
-  bool isOwn() const { return cuda.stream == own.handle(); }
-  /// Whether work on `stream` comes after what the call has done.
-  bool precedes(void *stream) const {
-    // Every thread has a default stream of its own by this name.
-    auto *perThread = reinterpret_cast<void *>(uintptr_t(2));
-    return pending && cuda.stream == stream && stream != perThread;
-  }
-  /// Whether nothing uses its memory any more.
-  bool isDone() {
-    if (pending) {
-      Expected<bool> past = done.isDone();
-      pending = !past || !*past;
-    }
-    return !pending;
-  }
-
-  cuda::Call cuda;
-  std::shared_ptr<const cuda::Program> program;
-  cuda::Stream own;
-  /// Recorded behind the last work on a caller's stream.
-  cuda::Event done;
-  bool pending = false;
-  /// Whether anything was put on the stream.
-  bool begun = false;
-  /// What a graph of the caller uses.
-  std::vector<std::shared_ptr<void>> kept;
+private:
   /// What capture() made; destroyed before the memory that it uses.
   cuda::Graph graph;
-};
-
-using Calls = std::vector<std::unique_ptr<CUDACall>>;
-
-/// Calls that wait for work. Shared with the graphs that callers capture: the
-/// call of one comes back when the graph is gone, at a time when nothing may be
-/// asked of the driver.
-struct CallPool {
-  std::mutex mutex;
-  Calls idle;
-  /// Those whose capture could not be watched: kept to the end.
-  Calls lost;
-  /// Whether the program is gone.
-  bool closed = false;
-};
-
-/// Calls that came back too late, to be destroyed where the driver may be
-/// called.
-struct LateCalls {
-  std::mutex mutex;
-  Calls list;
-  void clear() {
-    Calls taken;
-    std::lock_guard<std::mutex> lock(mutex);
-    taken.swap(list);
-  }
-};
-LateCalls &lateCalls() {
-  // Outlives every graph.
-  static auto &calls = *new LateCalls;
-  return calls;
-}
-
-/// A call that a graph of the caller uses.
-struct CapturedCall {
-  std::shared_ptr<CallPool> pool;
-  std::unique_ptr<CUDACall> call;
-
-  static void release(void *data) {
-    std::unique_ptr<CapturedCall> self(static_cast<CapturedCall *>(data));
-    std::lock_guard<std::mutex> lock(self->pool->mutex);
-    if (!self->pool->closed) {
-      self->pool->idle.push_back(std::move(self->call));
-      return;
-    }
-    std::lock_guard<std::mutex> lateLock(lateCalls().mutex);
-    lateCalls().list.push_back(std::move(self->call));
-  }
 };
 
 class CUDAImage final : public Image {
 public:
   CUDAImage(std::shared_ptr<cuda::Device> device,
             std::shared_ptr<const cuda::Program> program)
-      : device(std::move(device)), program(std::move(program)) {}
-  ~CUDAImage() override {
-    Calls idle, lost;
-    {
-      std::lock_guard<std::mutex> lock(pool->mutex);
-      pool->closed = true;
-      idle.swap(pool->idle);
-      lost.swap(pool->lost);
-    }
-    lateCalls().clear();
-  }
+      : program(program), pool(device, [device, program] {
+          return std::make_unique<CUDACall>(device, program);
+        }) {}
 
   Expected<std::unique_ptr<Call>> create() override {
-    return set(std::make_unique<CUDACall>(device, program), nullptr, false);
+    return convert(pool.create());
   }
-
   Expected<std::unique_ptr<Call>> acquire(void *stream) override {
-    bool capturing = false;
-    if (stream) {
-      Expected<bool> asked = device->isCapturing(stream);
-      if (!asked)
-        return asked.takeStatus();
-      capturing = *asked;
-    }
-    std::unique_ptr<CUDACall> call = takeIdle(stream, capturing);
-    if (call && call->precedes(stream)) {
-      call->begun = false;
-      return std::unique_ptr<Call>(std::move(call));
-    }
-    if (stream)
-      if (Expected<cuda::Stream> known = cuda::Stream::borrow(device, stream);
-          !known) {
-        if (call)
-          release(std::move(call));
-        return known.takeStatus();
-      }
-    if (!call)
-      call = std::make_unique<CUDACall>(device, program);
-    if (!capturing)
-      call->kept.clear();
-    return set(std::move(call), stream, capturing);
+    return convert(pool.acquire(stream));
   }
-
-  void release(std::unique_ptr<Call> released) override {
-    std::unique_ptr<CUDACall> call(static_cast<CUDACall *>(released.release()));
-    if (!call->cuda.capturing || !call->begun) {
-      std::lock_guard<std::mutex> lock(pool->mutex);
-      pool->idle.push_back(std::move(call));
-      return;
-    }
-    // The graph uses the call's memory as long as it can be launched.
-    call->cuda.arena.keepBlocks();
-    void *stream = call->cuda.stream;
-    auto captured =
-        std::make_unique<CapturedCall>(CapturedCall{pool, std::move(call)});
-    if (device->onGraphDestroyed(stream, CapturedCall::release,
-                                 captured.get())) {
-      (void)captured.release();
-      return;
-    }
-    std::lock_guard<std::mutex> lock(pool->mutex);
-    pool->lost.push_back(std::move(captured->call));
+  void release(std::unique_ptr<Call> call) override {
+    pool.release(std::unique_ptr<cuda::PooledCall>(
+        static_cast<CUDACall *>(call.release())));
   }
-
   std::pair<size_t, size_t> memoryUse() const override {
-    std::lock_guard<std::mutex> lock(pool->mutex);
-    std::pair<size_t, size_t> total;
-    for (const std::unique_ptr<CUDACall> &call : pool->idle) {
-      auto [bytes, requests] = call->memoryUse();
-      total.first += bytes;
-      total.second += requests;
-    }
-    return total;
+    return pool.memoryUse();
   }
 
   std::string explain() const override {
@@ -335,44 +139,15 @@ public:
   }
 
 private:
-  static Expected<std::unique_ptr<Call>> set(std::unique_ptr<CUDACall> call,
-                                             void *stream, bool capturing) {
-    if (Status status = call->setStream(stream, capturing); !status)
-      return status;
-    return std::unique_ptr<Call>(std::move(call));
+  static Expected<std::unique_ptr<Call>>
+  convert(Expected<std::unique_ptr<cuda::PooledCall>> call) {
+    if (!call)
+      return call.takeStatus();
+    return std::unique_ptr<Call>(static_cast<CUDACall *>(call->release()));
   }
 
-  /// An idle call whose memory work on `stream` may use: the last one on that
-  /// stream, or one whose work is done.
-  std::unique_ptr<CUDACall> takeIdle(void *stream, bool capturing) {
-    std::lock_guard<std::mutex> lock(pool->mutex);
-    Calls &idle = pool->idle;
-    size_t found = idle.size();
-    for (size_t i = idle.size(); i-- > 0;)
-      if (!capturing && idle[i]->precedes(stream)) {
-        found = i;
-        break;
-      } else if (found == idle.size() && !idle[i]->pending) {
-        found = i;
-      }
-    // Asking would end a capture.
-    for (size_t i = 0; found == idle.size() && !capturing && i < idle.size();
-         ++i)
-      if (idle[i]->isDone()) {
-        found = i;
-        break;
-      }
-    if (found == idle.size())
-      return nullptr;
-    std::swap(idle[found], idle.back());
-    std::unique_ptr<CUDACall> call = std::move(idle.back());
-    idle.pop_back();
-    return call;
-  }
-
-  std::shared_ptr<cuda::Device> device;
   std::shared_ptr<const cuda::Program> program;
-  std::shared_ptr<CallPool> pool = std::make_shared<CallPool>();
+  cuda::CallPool pool;
 };
 
 //===----------------------------------------------------------------------===//
@@ -421,7 +196,7 @@ public:
     lap("ptx");
     auto program = std::make_shared<cuda::Program>(gpu);
     for (DeviceImage::Kernel &kernel : image->kernels)
-      program->add(std::move(kernel.name), std::move(kernel.ptx));
+      program->add(std::move(kernel.name), std::move(kernel.code));
     return std::unique_ptr<Image>(
         std::make_unique<CUDAImage>(gpu, std::move(program)));
   }

@@ -926,9 +926,27 @@ Expected<std::string> Context::emit(std::string_view source,
   return text;
 }
 
-Status Context::exportProgram(std::string_view source, std::string_view format,
-                              const std::string &path,
-                              const std::string &runtimeArchive,
+/// Without a scheduler a policy can only be a constant.
+static bool isConstantPolicy(llvm::StringRef policy) {
+  return policy == "unsplit" || policy.starts_with("static:");
+}
+
+static Status writeFile(const std::string &path, llvm::StringRef data) {
+  std::error_code code;
+  llvm::raw_fd_ostream os(path, code);
+  if (code)
+    return Status::ioError(path + ": " + code.message());
+  os << data;
+  os.close();
+  if (!os.has_error())
+    return Status::ok();
+  code = os.error();
+  os.clear_error();
+  return Status::ioError(path + ": " + code.message());
+}
+
+Status Context::exportProgram(std::string_view source, const std::string &path,
+                              const ExportOptions &what,
                               const CompileOptions &options,
                               std::string_view name) {
   if (Status status = checkOptions(options); !status)
@@ -939,46 +957,71 @@ Status Context::exportProgram(std::string_view source, std::string_view format,
         impl->backend->device().name());
   if (Status status = impl->backend->check(options); !status)
     return status;
-  if (llvm::StringRef(path).ends_with(".h"))
+  if (what.format != "o" && what.format != "so" && what.format != "cubin")
+    return Status::invalidArgument(
+        "expected format 'o', 'so' or 'cubin', got '" + what.format + "'");
+  if (what.kernels != "ptx" && what.kernels != "cubin")
+    return Status::invalidArgument("expected kernels as 'ptx' or 'cubin', got "
+                                   "'" +
+                                   what.kernels + "'");
+  bool onDevice = !options.chip.empty();
+  if (onDevice) {
+    if (auto chip = parseChip(options.chip); !chip)
+      return Status::invalidArgument(llvm::toString(chip.takeError()));
+    if (options.vectorBits)
+      return Status::invalidArgument("expected vectorBits to be 0 for " +
+                                     options.chip + ", got " +
+                                     std::to_string(options.vectorBits));
+  } else if (what.format == "cubin" || what.kernels == "cubin") {
+    return Status::invalidArgument(
+        "expected a chip, such as sm_90a, for machine code of kernels, got "
+        "none");
+  }
+  if (what.format != "cubin" && llvm::StringRef(path).ends_with(".h"))
     return Status::invalidArgument(
         "expected an output file that does not end in "
         ".h, which the header takes, got '" +
         path + "'");
-  // Without a scheduler a policy can only be a constant.
-  auto isConstant = [](llvm::StringRef policy) {
-    return policy == "unsplit" || policy.starts_with("static:");
-  };
   if (options.policy != scheduler::kDefaultPolicy &&
-      !isConstant(options.policy))
+      !isConstantPolicy(options.policy))
     return Status::unsupported("expected policy 'unsplit' or 'static:<tokens>' "
                                "for an exported program, got '" +
                                options.policy + "'");
   if (auto policy = scheduler::parsePolicy(options.policy); !policy)
     return policy.takeStatus();
-  if (format != "o" && format != "so")
-    return Status::invalidArgument("expected format 'o' or 'so', got '" +
-                                   std::string(format) + "'");
   std::lock_guard<std::mutex> lock(impl->mutex);
   auto module = parse(impl->mlir, source, name);
   if (!module)
     return module.takeStatus();
-  CPUPipelineOptions pipeline;
-  setPipelineOptions(pipeline, options, /*observe=*/false);
   // The caller holds the weights, and would have to hold prepared ones as well.
-  pipeline.hoistWeights = false;
-  if (isConstant(options.policy))
-    pipeline.policy = options.policy;
+  CompileOptions chosen = options;
+  chosen.hoistWeights = false;
   ModuleOp op = **module;
+  auto configure = [&](auto &pipeline) {
+    setPipelineOptions(pipeline, chosen, /*observe=*/false);
+    if (isConstantPolicy(options.policy))
+      pipeline.policy = options.policy;
+  };
   auto lower = [&](Phase first, Phase last) {
     return runPasses(op, [&](mlir::OpPassManager &manager) {
-      buildCPUPipeline(manager, pipeline, first, last);
+      if (onDevice) {
+        GPUPipelineOptions pipeline;
+        configure(pipeline);
+        pipeline.chip = options.chip;
+        buildGPUPipeline(manager, pipeline, first, last);
+      } else {
+        CPUPipelineOptions pipeline;
+        configure(pipeline);
+        pipeline.vectorBits = options.vectorBits;
+        buildCPUPipeline(manager, pipeline, first, last);
+      }
     });
   };
   if (Status status = lower(Phase::Captured, Phase::Bound); !status)
     return status;
   Status unsupported;
   op.walk([&](ssm::BindChunkOp bind) {
-    if (bind.getPolicy() && !isConstant(*bind.getPolicy()))
+    if (bind.getPolicy() && !isConstantPolicy(*bind.getPolicy()))
       unsupported = Status::unsupported(
           "site '" + bind.getSite().str() +
           "': expected policy 'unsplit' or 'static:<tokens>' for an exported "
@@ -987,39 +1030,69 @@ Status Context::exportProgram(std::string_view source, std::string_view format,
   });
   if (!unsupported)
     return unsupported;
-  llvm::StringRef stem(path);
-  size_t dot = stem.rfind('.');
-  if (dot != llvm::StringRef::npos &&
-      stem.find('/', dot) == llvm::StringRef::npos)
-    stem = stem.take_front(dot);
-  llvm::StringRef base = stem.substr(stem.rfind('/') + 1);
-  std::string header = emitCHeader(op, base);
+  std::vector<ExportedFunction> functions = listFunctions(op);
   if (Status status = lower(Phase::Lowered, Phase::LLVM); !status)
     return status;
+  DiagnosticCollector diagnostics(&impl->mlir);
+  auto failed = [&](llvm::Error error) {
+    std::string message = llvm::toString(std::move(error));
+    return diagnostics.status(message.c_str());
+  };
+  if (what.format == "cubin") {
+    auto ptx = takePTX(op, options.optLevel);
+    if (!ptx)
+      return failed(ptx.takeError());
+    if (ptx->empty())
+      return Status::compileError(std::string(name) +
+                                  ": expected kernels, got a program without");
+    auto cubin = assemble(*ptx, options.chip, what.ptxas);
+    if (!cubin)
+      return failed(cubin.takeError());
+    return writeFile(path, *cubin);
+  }
+  DeviceImage image;
+  if (onDevice) {
+    auto taken = takeDeviceImage(op, options.optLevel,
+                                 std::thread::hardware_concurrency());
+    if (!taken)
+      return failed(taken.takeError());
+    image = std::move(*taken);
+    for (DeviceImage::Kernel &kernel : image.kernels)
+      if (what.kernels == "cubin") {
+        auto cubin = assemble(kernel.code, image.chip, what.ptxas);
+        if (!cubin)
+          return failed(cubin.takeError());
+        kernel.code = std::move(*cubin);
+      }
+  }
   auto machine = createHostTargetMachine();
   if (!machine)
     return toStatus(machine.takeError());
   llvm::LLVMContext llvmContext;
   auto translated = translateToLLVMIR(op, llvmContext, **machine);
   if (!translated)
-    return toStatus(translated.takeError());
+    return failed(translated.takeError());
+  if (onDevice)
+    embedKernels(**translated, image, functions);
   optimize(**translated, **machine, options.optLevel);
-  std::string object = format == "o" ? path : path + ".o";
+  std::string object = what.format == "o" ? path : path + ".o";
   if (Status status = toStatus(emitObject(**translated, **machine, object));
       !status)
     return status;
-  if (format == "so") {
-    Status status = toStatus(linkSharedLibrary(object, runtimeArchive, path));
+  if (what.format == "so") {
+    Status status =
+        toStatus(linkSharedLibrary(object, what.runtimeArchive, path));
     llvm::sys::fs::remove(object);
     if (!status)
       return status;
   }
-  std::error_code code;
-  llvm::raw_fd_ostream os(stem.str() + ".h", code);
-  if (code)
-    return Status::ioError(stem.str() + ".h: " + code.message());
-  os << header;
-  return Status::ok();
+  llvm::StringRef stem(path);
+  size_t dot = stem.rfind('.');
+  if (dot != llvm::StringRef::npos &&
+      stem.find('/', dot) == llvm::StringRef::npos)
+    stem = stem.take_front(dot);
+  llvm::StringRef base = stem.substr(stem.rfind('/') + 1);
+  return writeFile(stem.str() + ".h", emitCHeader(functions, base, onDevice));
 }
 
 //===----------------------------------------------------------------------===//
@@ -1846,7 +1919,11 @@ std::string Executable::explain() const {
     os << "chunk " << info.site << ": ";
     if (info.chunk)
       os << info.chunk << " tokens for batch " << info.batch << ", length "
-         << info.length << " (" << info.reason << ")\n";
+         << info.length
+         << (info.variant == scheduler::Variant().name
+                 ? ""
+                 : ", variant " + info.variant)
+         << " (" << info.reason << ")\n";
     else
       os << "not run yet (" << info.reason << ")\n";
   }

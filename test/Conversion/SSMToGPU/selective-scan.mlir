@@ -145,3 +145,27 @@ func.func @fused(%u: tensor<?x?x64xf32>, %delta: tensor<?x?x64xf32>, %A: tensor<
   }
   return %r : tensor<?x?x64xf32>
 }
+
+// -----
+
+// Rows of many states in f32 take registers: tiles are short, and there are
+// fewer blocks of the warp kernel at a time, but not where it has no outputs.
+// CHECK-LABEL: gpu.func @selective_scan_split4x8x64(
+// CHECK-NOT: split8x16x64
+// CHECK: gpu.func @selective_scan_split8x16x32(
+// CHECK-NOT: split8x16x64
+// CHECK: gpu.func @selective_scan_warp(
+// CHECK-SAME: nvvm.minctasm = 3
+// CHECK: gpu.func @selective_scan_warp_states(
+// CHECK-SAME: nvvm.minctasm = 4
+// CHECK: gpu.func @selective_scan_warp_outputs(
+// CHECK-SAME: nvvm.minctasm = 3
+// CHECK-LABEL: func.func @many(
+func.func @many(%u: tensor<?x?x64xf32>, %delta: tensor<?x?x64xf32>, %A: tensor<64x64xf32>,
+                %B: tensor<?x?x1x64xf32>, %C: tensor<?x?x1x64xf32>) -> tensor<?x?x64xf32> {
+  %n = arith.constant 64 : index
+  %y = ssm.selective_scan %u, %delta, %A, %B, %C chunk_size(%n)
+      : tensor<?x?x64xf32>, tensor<?x?x64xf32>, tensor<64x64xf32>, tensor<?x?x1x64xf32>, tensor<?x?x1x64xf32>
+      -> tensor<?x?x64xf32>
+  return %y : tensor<?x?x64xf32>
+}

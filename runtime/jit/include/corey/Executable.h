@@ -53,14 +53,30 @@ struct CompileOptions {
   /// Gathers statistics of every floating-point tensor of the program in each
   /// run, at sites of their own (see observations()). Slow.
   bool observeValues = false;
-  /// The chip whose code emit() shows, such as "sm_90a"; empty stands for the
-  /// context's device. Programs always run on that.
+  /// The chip whose code emit() shows and exportProgram() writes, such as
+  /// "sm_90a"; empty stands for the context's device. compile() always makes
+  /// code for that.
   std::string chip = "";
 };
 
 /// The kernels that programs have for a scan on devices of a kind.
-std::vector<scheduler::Variant>
-scanVariants(Device::Kind kind, const scheduler::Problem &problem);
+std::vector<scheduler::Variant> scanVariants(Device::Kind kind,
+                                             const scheduler::Problem &problem);
+
+/// What exportProgram() writes.
+struct ExportOptions {
+  /// "o" for an object, "so" for a shared library, "cubin" for the kernels of a
+  /// chip as machine code.
+  std::string format = "so";
+  /// The archive of run-time functions that a shared library is linked with.
+  std::string runtimeArchive = "";
+  /// What a program for a chip holds of its kernels: "ptx", which the driver
+  /// compiles when they are first launched, or "cubin".
+  std::string kernels = "ptx";
+  /// The ptxas that makes machine code; empty takes the one that $PTXAS names,
+  /// or of $PATH, $CUDA_HOME/bin or /usr/local/cuda/bin.
+  std::string ptxas = "";
+};
 
 /// A device and the compiler for it. Thread-safe: compile() takes turns.
 class Context {
@@ -81,23 +97,23 @@ public:
   compileFile(const std::string &path, const CompileOptions &options = {});
 
   /// The program after a phase of the pipeline, as text: "captured", "fused",
-  /// "bound",
-  /// "lowered", "buffers" or "llvm" for MLIR, "llvmir" for LLVM IR of the host
-  /// and "llvmir-opt" for it optimized; "ptx" for the kernels of a GPU.
+  /// "bound", "lowered", "buffers" or "llvm" for MLIR, "llvmir" for LLVM IR of
+  /// the host and "llvmir-opt" for it optimized; "ptx" for the kernels of a
+  /// GPU.
   Expected<std::string> emit(std::string_view source, std::string_view phase,
                              const CompileOptions &options = {},
                              std::string_view name = "<source>");
   /// The device as the scheduler sees it.
   scheduler::Device schedulerDevice() const;
 
-  /// Writes an object ("o") or a shared library ("so", linked with the archive
-  /// at `runtimeArchive`) to `path`, and its C header beside it, with `.h` in
-  /// place of the extension. There is no scheduler in such a program: policies
-  /// other than "static:<n>" and "unsplit" (which "measured" becomes here) are
+  /// Writes a program to `path`, and its C header beside it, with `.h` in place
+  /// of the extension; of a "cubin" there is no header. With a chip in
+  /// `options` the functions work on the memory of a CUDA device and on a
+  /// stream. There is no scheduler in such a program: policies other than
+  /// "static:<n>" and "unsplit" (which "measured" becomes here) are
   /// Unsupported.
-  Status exportProgram(std::string_view source, std::string_view format,
-                       const std::string &path,
-                       const std::string &runtimeArchive = "",
+  Status exportProgram(std::string_view source, const std::string &path,
+                       const ExportOptions &what,
                        const CompileOptions &options = {},
                        std::string_view name = "<source>");
 

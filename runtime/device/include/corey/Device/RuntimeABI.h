@@ -138,6 +138,49 @@ struct corey_rt_device_error {
 /// past them, and has to fail the call then if `kind` is not 0.
 int64_t corey_rt_device_error_slot(void);
 
+//===----------------------------------------------------------------------===//
+// Programs exported for CUDA devices
+//===----------------------------------------------------------------------===//
+
+/// A kernel: PTX, with a NUL that `bytes` does not count, or a cubin.
+struct corey_rt_kernel {
+  const char *name, *image;
+  int64_t bytes;
+};
+
+/// A program: its kernels by number, and the chip that they are for. `state` is
+/// null at first, and the run-time library's.
+struct corey_rt_program {
+  void *state;
+  const char *chip;
+  int64_t numKernels;
+  const struct corey_rt_kernel *kernels;
+};
+
+/// A tensor argument, which comes as a memref descriptor: two pointers, an
+/// offset, `rank` sizes and `rank` strides.
+struct corey_rt_argument {
+  const char *name;
+  int64_t rank, elementBytes, isOutput;
+};
+
+/// A function: `invoke` runs its host code, given descriptors.
+struct corey_rt_function {
+  struct corey_rt_program *program;
+  const char *name;
+  void (*invoke)(void **arguments);
+  int64_t numArguments;
+  const struct corey_rt_argument *arguments;
+};
+
+/// Checks the arguments and runs a function on the device that holds them:
+/// `stream` is a CUstream, 1 for the legacy default stream, or null for a
+/// stream of the program's own that is waited for. Returns null, or what went
+/// wrong, which the calling thread's next call overwrites. Errors that kernels
+/// find on a caller's stream are those of a later call. Thread-safe.
+const char *corey_rt_run(const struct corey_rt_function *function,
+                         void **arguments, void *stream);
+
 #ifdef __cplusplus
 } // extern "C"
 #endif

@@ -1,0 +1,194 @@
+"""Compiles kernels of named configurations to machine code, prints the registers
+of each, and fails if one spills that is not known to, or more than it is known to.
+
+    spills.py <corey-translate> <ptxas> [--chip=sm_90a]... [<part of a name>...]
+"""
+
+import concurrent.futures
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+
+# Bytes that a thread stores, with ptxas 13.0. These are at the limit of 255
+# registers, or of what the threads of a block leave, by a few bytes.
+KNOWN = {
+    ("selective_scan-N8-f32", "selective_scan_split1x16x64"): 8,
+    ("selective_scan-N8-f32", "selective_scan_split1x16x64_1"): 8,
+    ("selective_scan-N16-f32", "selective_scan_split2x16x64"): 4,
+    ("selective_scan-N32-f32", "selective_scan_split2x8x64"): 112,
+    ("selective_scan-N64-f32", "selective_scan_split4x8x64"): 996,
+    ("projection-f32", "projection_stream_8"): 4,
+}
+
+
+def tensor(shape, element):
+    return "tensor<%sx%s>" % ("x".join(str(n) for n in shape), element)
+
+
+def function(arguments, body, results):
+    head = ", ".join("%%%s: %s" % argument for argument in arguments)
+    names = ", ".join(name for name, _ in results)
+    types = ", ".join(type for _, type in results)
+    return "func.func @main(%s) -> (%s) {\n%s\n  return %s : %s\n}\n" % (
+        head,
+        types,
+        body,
+        names,
+        types,
+    )
+
+
+def scan(element, states):
+    """Every variant, whole and in chunks, with all that a block adds to it."""
+    act, vec = tensor(["?", "?", 2048], element), tensor([2048], "f32")
+    rates, bc = tensor([2048, states], "f32"), tensor(["?", "?", 1, states], element)
+    state = tensor(["?", 2048, states], "f32")
+    return function(
+        [("u", act), ("delta", act), ("A", rates), ("B", bc), ("C", bc)]
+        + [("D", vec), ("z", act), ("bias", vec), ("h0", state)],
+        "  %%y, %%h = ssm.selective_scan %%u, %%delta, %%A, %%B, %%C D(%%D : %s) z(%%z : %s)\n"
+        "      delta_bias(%%bias : %s) initial_state(%%h0 : %s)\n"
+        "      {delta_softplus, chunk = #ssm.chunk<runtime = @scan>}\n"
+        "      : %s, %s, %s, %s, %s -> %s, %s"
+        % (vec, act, vec, state, act, act, rates, bc, bc, act, state),
+        [("%y", act), ("%h", state)],
+    )
+
+
+def ssd(element, states):
+    x, dt = tensor(["?", "?", 8, 64], element), tensor(["?", "?", 8], element)
+    bc, vec = tensor(["?", "?", 1, states], element), tensor([8], "f32")
+    state = tensor(["?", 8, 64, states], "f32")
+    return function(
+        [("x", x), ("dt", dt), ("A", vec), ("B", bc), ("C", bc), ("D", vec)]
+        + [("bias", vec), ("s0", state)],
+        "  %%y, %%s = ssm.ssd %%x dt(%%dt : %s) A(%%A : %s) B(%%B) C(%%C) D(%%D : %s)\n"
+        "      dt_bias(%%bias : %s) initial_states(%%s0 : %s)\n"
+        "      {dt_softplus, chunk = #ssm.chunk<runtime = @ssd>}\n"
+        "      : %s, %s, %s -> %s, %s"
+        % (dt, vec, vec, vec, state, x, bc, bc, x, state),
+        [("%y", x), ("%s", state)],
+    )
+
+
+def conv(element):
+    act, weight, bias = (
+        tensor(["?", "?", 2048], element),
+        tensor([2048, 4], element),
+        tensor([2048], element),
+    )
+    return function(
+        [("x", act), ("w", weight), ("b", bias)],
+        "  %%y = ssm.causal_conv %%x, %%w bias(%%b : %s) {silu} : %s, %s -> %s"
+        % (bias, act, weight, act),
+        [("%y", act)],
+    )
+
+
+def norm(element):
+    act, weight = tensor(["?", "?", 2048], element), tensor([2048], "f32")
+    return function(
+        [("x", act), ("w", weight)],
+        "  %%y = ssm.rms_norm %%x, %%w : %s, %s -> %s" % (act, weight, act),
+        [("%y", act)],
+    )
+
+
+def hadamard(element):
+    act = tensor(["?", "?", 2048], element)
+    return function(
+        [("x", act)],
+        "  %%y = ssm.hadamard %%x {block = 1024 : i64} : %s -> %s" % (act, act),
+        [("%y", act)],
+    )
+
+
+def projection(element):
+    x, w, y = (
+        tensor(["?", "?", 2048], element),
+        tensor([1024, 2048], element),
+        tensor(["?", "?", 1024], element),
+    )
+    return function(
+        [("x", x), ("w", w), ("r", y)],
+        "  %%y = ssm.projection %%x, %%w residual(%%r : %s) : %s, %s -> %s"
+        % (y, x, w, y),
+        [("%y", y)],
+    )
+
+
+def configurations():
+    for element in ("f32", "f16", "bf16"):
+        for states in (8, 16, 32, 64):
+            yield "selective_scan-N%d-%s" % (states, element), scan(element, states)
+        for states in (64, 128):
+            yield "ssd-N%d-%s" % (states, element), ssd(element, states)
+        for emit in (conv, norm, hadamard, projection):
+            yield "%s-%s" % (emit.__name__, element), emit(element)
+
+
+def compile(translate, ptxas, chip, name, program):
+    """Kernels with their registers and spilled bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, name)
+        with open(path + ".mlir", "w") as file:
+            file.write(program)
+        subprocess.run(
+            [translate, path + ".mlir", "--to=ptx", "--chip=" + chip, "-o", path + ".ptx"],
+            check=True,
+        )
+        log = subprocess.run(
+            [ptxas, "-v", "-arch=" + chip, path + ".ptx", "-o", path + ".cubin"],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stderr
+    return re.findall(
+        r"Compiling entry function '(\S+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers",
+        log,
+        re.DOTALL,
+    )
+
+
+def main(translate, ptxas, *rest):
+    chips = [a.split("=")[1] for a in rest if a.startswith("--chip=")]
+    wanted = [a for a in rest if not a.startswith("--")]
+    work = [
+        (chip, name, program)
+        for chip in chips or ["sm_90a"]
+        for name, program in configurations()
+        if all(part in name for part in wanted)
+    ]
+    failed = kernels = 0
+    unseen = {key for key in KNOWN if any(name == key[0] for _, name, _ in work)}
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = pool.map(lambda item: compile(translate, ptxas, *item), work)
+        for (chip, name, _), found in zip(work, results):
+            # A log in another form than the one read here must not pass.
+            if not found:
+                sys.exit("%s %s: expected kernels in ptxas's log, got none" % (chip, name))
+            for kernel, spilled, registers in found:
+                kernels += 1
+                bound = KNOWN.get((name, kernel), 0)
+                line = "%s %s %s: %s registers" % (chip, name, kernel, registers)
+                if spilled != "0":
+                    unseen.discard((name, kernel))
+                    line += ", %s bytes spilled" % spilled
+                if int(spilled) > bound:
+                    failed += 1
+                    line += ": FAIL, expected at most %d" % bound
+                print(line)
+    for name, kernel in sorted(unseen):
+        failed += 1
+        print("%s %s: FAIL, expected a kernel that spills, got none" % (name, kernel))
+    print("%d kernels, %d failed" % (kernels, failed))
+    return failed != 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    sys.exit(main(*sys.argv[1:]))
