@@ -216,10 +216,12 @@ Val KernelBuilder::i32Argument(Value value) {
 static bool isSameKernel(gpu::GPUFuncOp a, gpu::GPUFuncOp b) {
   auto attributesOf = [](gpu::GPUFuncOp f) {
     NamedAttrList list(f->getDiscardableAttrDictionary());
+    list.erase(SymbolTable::getSymbolAttrName());
     return list.getDictionary(f.getContext());
   };
   return a.getFunctionType() == b.getFunctionType() &&
          a.getKnownBlockSizeAttr() == b.getKnownBlockSizeAttr() &&
+         a.getAllArgAttrs() == b.getAllArgAttrs() &&
          attributesOf(a) == attributesOf(b) &&
          OperationEquivalence::isRegionEquivalentTo(
              &a.getBody(), &b.getBody(), OperationEquivalence::IgnoreLocations);

@@ -81,3 +81,22 @@ func.func @fused(%x: tensor<?x768xf32>, %w: tensor<768xf32>, %s: tensor<768xf32>
   }
   return %y : tensor<?x768xf32>
 }
+
+// -----
+
+// Layers of a model have the same kernels: one is made. Another group of
+// elements is another kernel.
+// CHECK-LABEL: gpu.module @kernels
+// CHECK: gpu.func @rms_norm(
+// CHECK: gpu.func @rms_norm_1(
+// CHECK-NOT: gpu.func
+// CHECK-LABEL: func.func @layers(
+// CHECK: gpu.launch_func @kernels::@rms_norm blocks
+// CHECK: gpu.launch_func @kernels::@rms_norm blocks
+// CHECK: gpu.launch_func @kernels::@rms_norm_1 blocks
+func.func @layers(%x: tensor<?x?x256xf32>, %w: tensor<256xf32>, %v: tensor<256xf32>) -> tensor<?x?x256xf32> {
+  %a = ssm.rms_norm %x, %w : tensor<?x?x256xf32>, tensor<256xf32> -> tensor<?x?x256xf32>
+  %b = ssm.rms_norm %a, %v : tensor<?x?x256xf32>, tensor<256xf32> -> tensor<?x?x256xf32>
+  %c = ssm.rms_norm %b, %v {group_size = 128 : i64} : tensor<?x?x256xf32>, tensor<256xf32> -> tensor<?x?x256xf32>
+  return %c : tensor<?x?x256xf32>
+}
