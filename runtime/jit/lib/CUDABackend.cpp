@@ -82,9 +82,10 @@ public:
     return cuda.capturing ? Status::ok() : earlierError();
   }
   Status finish() override {
+    Status joined = cuda::joinObservations(cuda);
     cuda.arena.releaseAll();
-    if (cuda.capturing)
-      return Status::ok();
+    if (!joined || cuda.capturing)
+      return joined;
     if (isOwn()) {
       Status status = own.synchronize();
       cuda::publishObservations(state);
