@@ -572,7 +572,7 @@ TEST_F(CUDAExportTest, RunsOnDeviceTensors) {
          {"cuMemAlloc", "cuMemHostAlloc", "cuModuleLoadData", "cuStreamCreate",
           "cuEventCreate", "cuModuleGetFunction", "cuCtxSynchronize"})
       EXPECT_EQ(corey_fake_calls(name), 0u) << name;
-    EXPECT_EQ(corey_fake_calls("cuLaunchKernel"), 1u);
+    EXPECT_EQ(corey_fake_calls("cuLaunchKernelEx"), 1u);
     EXPECT_EQ(corey_fake_calls("cuStreamSynchronize"), on ? 0u : 1u);
   }
   // It can be captured into a graph.
@@ -767,5 +767,79 @@ TEST_F(CUDAExportTest, LooksForAnAssembler) {
         "/nowhere/bin, in /usr/local/cuda/bin; PTXAS may name it");
   setenv("PATH", path.c_str(), 1);
   unsetenv("CUDA_HOME");
+}
+
+TEST_F(CUDAExecutableTest, ObservesBesideTheCall) {
+  std::shared_ptr<Executable> program = compile(R"(
+func.func @main(%x: tensor<?x?x8xf32>, %v: tensor<?x?x8xf32>) -> tensor<?x?x8xf32> {
+  %o = ssm.observe @seen %x : tensor<?x?x8xf32>
+  %y = ssm.add %o, %v : tensor<?x?x8xf32>, tensor<?x?x8xf32>
+  return %y : tensor<?x?x8xf32>
+}
+)");
+  Tensor x = numbers({2, 5, 8});
+  std::vector<Tensor> inputs = {upload(x), upload(numbers({2, 5, 8}, 10))};
+  std::vector<Tensor> outputs = take(program->makeOutputs("main", inputs));
+  cuda::Stream stream = take(cuda::Stream::create(take(cuda::Device::get(0))));
+  for (void *handle : {static_cast<void *>(nullptr), stream.handle()}) {
+    for (int call = 0; call < 2; ++call)
+      ASSERT_OK(program->run("main", inputs, outputs, handle));
+    takeLaunches();
+    corey_fake_reset_calls();
+    ASSERT_OK(program->run("main", inputs, outputs, handle));
+    std::vector<Launch> launches = takeLaunches();
+    ASSERT_EQ(launches.size(), 3u);
+    EXPECT_EQ(launches[0].kernel, "observe_moments");
+    EXPECT_EQ(launches[1].kernel, "observe_histogram");
+    EXPECT_EQ(launches[2].kernel, "pointwise");
+    EXPECT_EQ(launches[0].grid[0], launches[1].grid[0]);
+    EXPECT_EQ(launches[0].block[0], 256u);
+    EXPECT_EQ(launches[0].stream, launches[1].stream);
+    EXPECT_NE(launches[0].stream, launches[2].stream);
+    if (handle)
+      EXPECT_EQ(launches[2].stream, handle);
+    for (const char *name :
+         {"cuMemAlloc", "cuMemHostAlloc", "cuMemFree", "cuModuleLoadData",
+          "cuCtxSynchronize", "cuEventSynchronize", "cuStreamCreate",
+          "cuEventCreate", "cuModuleGetFunction"})
+      EXPECT_EQ(corey_fake_calls(name), 0u) << name;
+    EXPECT_EQ(corey_fake_calls("cuStreamSynchronize"), handle ? 0u : 1u);
+    // The side stream waits for the call's, and that for the side stream.
+    EXPECT_EQ(corey_fake_calls("cuStreamWaitEvent"), 2u);
+    // Kilobytes leave the device: of 256 bins and their summary.
+    EXPECT_EQ(corey_fake_calls("cuMemcpyDtoHAsync"), 1u);
+    EXPECT_EQ(corey_fake_calls("cuMemcpy2DAsync"), 0u);
+  }
+  ASSERT_EQ(program->observations().size(), 1u);
+  EXPECT_EQ(program->observations()[0].bins, 256);
+  // A graph has no observations.
+  std::shared_ptr<CapturedRun> run =
+      take(program->capture("main", inputs, outputs));
+  EXPECT_EQ(run->numNodes(), 1u);
+}
+
+TEST_F(CUDAExecutableTest, ObservationsAreAsTheOptionsSay) {
+  const char *source = R"(
+func.func @main(%x: tensor<?x?x8xf32>) -> tensor<?x?x8xf32> {
+  %y = ssm.observe @seen %x : tensor<?x?x8xf32>
+  return %y : tensor<?x?x8xf32>
+}
+)";
+  CompileOptions options;
+  options.observation.sampling = scheduler::Sampling::Token;
+  options.observation.stride = 2;
+  std::shared_ptr<Executable> program =
+      take(context()->compile(source, options));
+  std::vector<Tensor> inputs = {upload(numbers({2, 5, 8}))}, outputs;
+  ASSERT_OK(program->run("main", inputs, outputs));
+  std::vector<Launch> launches = takeLaunches();
+  ASSERT_EQ(launches.size(), 2u);
+  EXPECT_EQ(launches[0].kernel, "observe_tokens");
+  // A block to each of the six tokens.
+  EXPECT_EQ(launches[0].grid[0], 6u);
+  EXPECT_EQ(launches[1].kernel, "observe_histogram");
+  options.observation.bins = 1;
+  EXPECT_STATUS(context()->compile(source, options).status(), InvalidArgument,
+                "estimator option 'bins': expected 2 to 65536, got 1");
 }
 } // namespace

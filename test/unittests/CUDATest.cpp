@@ -376,9 +376,7 @@ TEST_F(CUDATest, LaunchLimits) {
             "kernel 'nothing': expected grid z from 0 to 65535, got -1");
   EXPECT_EQ(tryOut([](C &c) { c.block[2] = 65; }),
             "kernel 'nothing': expected block z from 1 to 64, got 65");
-  EXPECT_EQ(tryOut([](C &c) {
-              c.block = {64, 32, 1};
-            }),
+  EXPECT_EQ(tryOut([](C &c) { c.block = {64, 32, 1}; }),
             "kernel 'nothing': expected at most 1024 threads per block, got "
             "2048");
   EXPECT_EQ(tryOut([](C &c) { c.clusterX = 2; }),
@@ -416,7 +414,9 @@ TEST_F(CUDATest, StreamsBelongToADevice) {
   EXPECT_TRUE(contains(wrong.status(), "primary context of CUDA device 1"));
   ASSERT_OK(Stream::borrow(second, nullptr));
   corey_fake_reset_calls();
-  { Stream moved = std::move(stream); }
+  {
+    Stream moved = std::move(stream);
+  }
   EXPECT_EQ(corey_fake_calls("cuStreamDestroy"), 1u);
 }
 
@@ -888,8 +888,8 @@ protected:
     body = std::move(given);
     state.error = Status::ok();
     publishObservations(state);
-    bool finished = device::invoke(
-        state, 1, [](void **) { body(); }, nullptr);
+    bool finished = device::invoke(state, 1, [](void **) { body(); }, nullptr);
+    EXPECT_TRUE(joinObservations(*call).isOk());
     call->arena.releaseAll();
     return finished;
   }
@@ -998,8 +998,7 @@ TEST_F(RuntimeTest, OutOfMemoryLeavesTheCall) {
 TEST_F(RuntimeTest, CodeForADeviceNeedsOne) {
   state.cuda = nullptr;
   body = [] { corey_rt_launch(0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0); };
-  ASSERT_TRUE(device::invoke(
-      state, 1, [](void **) { body(); }, nullptr));
+  ASSERT_TRUE(device::invoke(state, 1, [](void **) { body(); }, nullptr));
   EXPECT_EQ(state.error.message(),
             "expected a call on a CUDA device, got compiled code without one");
 }
@@ -1022,35 +1021,90 @@ TEST_F(RuntimeTest, VariantFollowsTheChunk) {
   }));
 }
 
+namespace {
+/// Counts 1 to 6 as kernels would, for bins of [1, 6].
+void countOneToSix(const corey_rt_observation &o) {
+  auto *found = reinterpret_cast<corey_rt_observed *>(o.counted);
+  auto *counts = reinterpret_cast<uint64_t *>(found + 1);
+  // They begin at zero.
+  for (int64_t i = 0; i < o.bins; ++i)
+    EXPECT_EQ(counts[i], 0u) << i;
+  EXPECT_EQ(found->count, 0);
+  found->count = 6;
+  found->min = 1;
+  found->max = 6;
+  found->pivot = 3;
+  found->s1 = 3;
+  found->s2 = 19;
+  found->s3 = 27;
+  found->s4 = 115;
+  found->absolute = 21;
+  counts[0] = counts[o.bins - 1] = 3;
+}
+} // namespace
+
 TEST_F(RuntimeTest, ObservationsAreThereForLaterCalls) {
   sites.addObservation(std::make_unique<device::ObservationSite>(
       "values", scheduler::EstimatorOptions(), nullptr));
   const device::ObservationSite &site = *sites.observations[0];
   std::vector<float> data = {1, 2, 3, 99, 4, 5, 6, 99};
   Buffer buffer(get(), data);
+  int64_t counted = 0;
   auto work = [&] {
     int64_t layout[] = {2, 3, 4, 1};
-    corey_rt_device_observe(addressOf("values"), addressOf(buffer.pointer),
-                            addressOf(layout), 2, 32);
+    corey_rt_observation o;
+    if (corey_rt_device_observe(addressOf("values"), addressOf(buffer.pointer),
+                                addressOf(layout), 2, 32, addressOf(&o))) {
+      ++counted;
+      EXPECT_EQ(o.rows, 2);
+      EXPECT_EQ(o.sizes[0], 1);
+      EXPECT_EQ(o.sizes[1], 2);
+      EXPECT_EQ(o.strides[1], 16);
+      EXPECT_EQ(o.columns, 3);
+      EXPECT_EQ(o.columnStride, 4);
+      EXPECT_EQ(o.isAligned, 1);
+      EXPECT_EQ(o.tokens, 0);
+      EXPECT_EQ(o.bins, 256);
+      EXPECT_EQ(o.blocks, 1);
+      // On a stream beside the call's, which goes on behind it.
+      corey_rt_launch(0, o.blocks, 1, 1, 256, 1, 1, 1, 0, 0, 0);
+      countOneToSix(o);
+      corey_rt_device_observed(addressOf("values"));
+    }
+    corey_rt_launch(0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0);
   };
   corey_fake_hold_events(1);
+  takeLaunches();
   ASSERT_TRUE(run(work));
   ASSERT_OK(state.error);
+  std::vector<Launch> launches = takeLaunches();
+  ASSERT_EQ(launches.size(), 2u);
+  EXPECT_EQ(launches[0].stream, call->side.handle());
+  EXPECT_EQ(launches[1].stream, stream.handle());
   EXPECT_EQ(site.calls, 0u);
   // Still under way: this call is not looked at.
   ASSERT_TRUE(run(work));
   EXPECT_EQ(site.calls, 0u);
+  EXPECT_EQ(counted, 1);
   corey_fake_hold_events(0);
   corey_fake_reset_calls();
   ASSERT_TRUE(run(work));
+  EXPECT_EQ(counted, 2);
   EXPECT_EQ(site.calls, 1u);
   EXPECT_EQ(site.count, 6u);
   EXPECT_EQ(site.min, 1);
   EXPECT_EQ(site.max, 6);
   EXPECT_EQ(site.mean, 3.5);
-  EXPECT_EQ(corey_fake_calls("cuMemHostAlloc"), 0u);
-  EXPECT_EQ(corey_fake_calls("cuEventSynchronize"), 0u);
-  // A call that is captured neither asks nor copies.
+  EXPECT_NEAR(site.last.variance, 35.0 / 12, 1e-12);
+  EXPECT_NEAR(site.last.entropy.value(), std::log(2), 1e-9);
+  for (const char *function :
+       {"cuMemAlloc", "cuMemHostAlloc", "cuStreamCreate", "cuEventCreate",
+        "cuEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize"})
+    EXPECT_EQ(corey_fake_calls(function), 0u) << function;
+  // Forked and joined.
+  EXPECT_EQ(corey_fake_calls("cuStreamWaitEvent"), 2u);
+  EXPECT_EQ(corey_fake_calls("cuMemcpyDtoHAsync"), 1u);
+  // A call that is captured neither asks nor counts.
   call->capturing = true;
   corey_fake_reset_calls();
   ASSERT_TRUE(run(work));
@@ -1061,6 +1115,101 @@ TEST_F(RuntimeTest, ObservationsAreThereForLaterCalls) {
   publishObservations(state);
   publishObservations(state);
   EXPECT_EQ(site.calls, 2u);
+}
+
+TEST_F(RuntimeTest, ObservedMemoryIsNotWrittenBeforeItIsCounted) {
+  for (const char *name : {"a", "b"})
+    sites.addObservation(std::make_unique<device::ObservationSite>(
+        name, scheduler::EstimatorOptions(), nullptr));
+  auto observe = [](const char *name, void *memory) {
+    int64_t layout[] = {4, 1};
+    corey_rt_observation o;
+    EXPECT_EQ(corey_rt_device_observe(addressOf(name), addressOf(memory),
+                                      addressOf(layout), 1, 32, addressOf(&o)),
+              1);
+    corey_rt_device_observed(addressOf(name));
+  };
+  auto waits = [] { return corey_fake_calls("cuStreamWaitEvent"); };
+  ASSERT_TRUE(run([&] {
+    auto *x = static_cast<char *>(corey_rt_device_malloc(64));
+    void *y = corey_rt_device_malloc(64), *z = corey_rt_device_malloc(64);
+    observe("a", x + 16);
+    uint64_t before = waits();
+    // Not observed; observed; and nothing is left to wait for.
+    corey_rt_device_free(y);
+    EXPECT_EQ(waits(), before);
+    corey_rt_device_free(x);
+    EXPECT_EQ(waits(), before + 1);
+    EXPECT_TRUE(call->unjoined.empty());
+    // Nor before a copy, which may write to it.
+    observe("b", z);
+    before = waits();
+    int64_t layout[] = {4, 1, 1};
+    corey_rt_device_copy(addressOf(z), addressOf(z), addressOf(layout), 1, 4);
+    EXPECT_EQ(waits(), before + 1);
+  }));
+  ASSERT_OK(state.error);
+}
+
+TEST_F(RuntimeTest, FirstQuantilesAreTheHosts) {
+  scheduler::EstimatorOptions options;
+  options.range = scheduler::RangeMode::RunningQuantile;
+  options.sampling = scheduler::Sampling::Strided;
+  options.stride = 2;
+  sites.addObservation(
+      std::make_unique<device::ObservationSite>("values", options, nullptr));
+  const device::ObservationSite &site = *sites.observations[0];
+  std::vector<float> data = {1, 2, 90, 91, 3, 4};
+  Buffer buffer(get(), data);
+  corey_rt_observation o;
+  auto work = [&] {
+    int64_t layout[] = {3, 2, 2, 1};
+    bool counts =
+        corey_rt_device_observe(addressOf("values"), addressOf(buffer.pointer),
+                                addressOf(layout), 2, 32, addressOf(&o));
+    EXPECT_EQ(counts, site.calls > 0);
+    if (counts)
+      corey_rt_device_observed(addressOf("values"));
+  };
+  ASSERT_TRUE(run(work));
+  ASSERT_OK(state.error);
+  ASSERT_TRUE(run(work));
+  ASSERT_OK(state.error);
+  // Every second row, once.
+  EXPECT_EQ(site.count, 4u);
+  EXPECT_EQ(site.max, 4);
+  EXPECT_EQ(site.mean, 2.5);
+  // Then there is a range to count in.
+  EXPECT_EQ(o.rule, static_cast<int64_t>(scheduler::CountPlan::Rule::GivenF32));
+  EXPECT_GE(o.low, 1);
+  EXPECT_GT(o.width, 0);
+}
+
+TEST_F(RuntimeTest, FailedObservationsFailTheCall) {
+  sites.addObservation(std::make_unique<device::ObservationSite>(
+      "values", scheduler::EstimatorOptions(), nullptr));
+  Buffer buffer(get(), std::vector<float>{1, 2});
+  auto work = [&] {
+    int64_t layout[] = {2, 1};
+    corey_rt_observation o;
+    if (corey_rt_device_observe(addressOf("values"), addressOf(buffer.pointer),
+                                addressOf(layout), 1, 32, addressOf(&o))) {
+      corey_rt_launch(0, 1, 1, 1, 256, 1, 1, 1, 0, 0, 0);
+      corey_rt_device_observed(addressOf("values"));
+    }
+  };
+  corey_fake_fail("cuLaunchKernel", driver::CUDA_ERROR_ILLEGAL_ADDRESS, 0);
+  ASSERT_TRUE(run(work));
+  EXPECT_EQ(state.error.code(), StatusCode::DeviceError);
+  EXPECT_EQ(call->stream, stream.handle());
+  EXPECT_FALSE(call->observations[0].pending);
+  corey_fake_fail("cuMemsetD8Async", driver::CUDA_ERROR_INVALID_VALUE, 0);
+  ASSERT_TRUE(run(work));
+  EXPECT_EQ(state.error.message(),
+            "site 'values': filling device memory: expected success, got "
+            "CUDA_ERROR_INVALID_VALUE (invalid argument)");
+  ASSERT_TRUE(run(work));
+  ASSERT_OK(state.error);
 }
 
 TEST_F(RuntimeTest, CallsOfSeveralThreads) {

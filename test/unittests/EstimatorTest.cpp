@@ -1641,6 +1641,271 @@ TEST(EstimatorTest, WarmCallsAllocateNothing) {
 }
 
 //===----------------------------------------------------------------------===//
+// Counts from elsewhere
+//===----------------------------------------------------------------------===//
+
+namespace {
+/// What a device counts by a plan, element by element.
+class Counter {
+public:
+  Counter(const Data &data, const CountPlan &plan) : plan(plan) {
+    counts.assign(
+        static_cast<size_t>(plan.tokens ? plan.columns + 1 : plan.bins), 0);
+    TensorView rows = plan.rows;
+    for (double origin : origins(rows)) {
+      std::vector<float> row;
+      for (int64_t i = 0; i < plan.columns; ++i)
+        row.push_back(static_cast<float>(data.get(static_cast<size_t>(
+            static_cast<int64_t>(origin) + i * plan.columnStride))));
+      all.insert(all.end(), row.begin(), row.end());
+      if (plan.tokens)
+        countToken(row);
+    }
+    moments();
+    if (!plan.tokens)
+      countBins();
+    c.counts = counts.data();
+  }
+
+  CountedTensor c;
+  std::vector<uint64_t> counts;
+
+private:
+  static std::vector<double> origins(const TensorView &rows) {
+    std::vector<double> list{0};
+    for (int axis = 0; axis < rows.rank; ++axis) {
+      std::vector<double> next;
+      for (double origin : list)
+        for (int64_t i = 0; i < rows.shape[axis]; ++i)
+          next.push_back(origin + static_cast<double>(i * rows.strides[axis]));
+      list = next;
+    }
+    return list;
+  }
+  void countToken(const std::vector<float> &row) {
+    float low = INFINITY, high = -INFINITY;
+    bool clean = true;
+    for (float x : row) {
+      if (!std::isfinite(x)) {
+        clean = false;
+        continue;
+      }
+      low = std::min(low, x);
+      high = std::max(high, x);
+    }
+    if (low <= high && high - low < 1e-8f)
+      ++c.tokensDropped;
+    if (!clean || !(high - low >= 1e-8f))
+      return;
+    ++c.tokens;
+    std::vector<size_t> histogram(static_cast<size_t>(plan.bins));
+    for (float x : row)
+      ++histogram[std::min(
+          static_cast<size_t>((x - low) / (high - low + 1e-8f) *
+                              static_cast<float>(plan.bins)),
+          histogram.size() - 1)];
+    for (size_t count : histogram)
+      if (count)
+        ++counts[count];
+  }
+  void moments() {
+    c.min = Inf;
+    c.max = -Inf;
+    // Not the mean, but near it.
+    c.pivot =
+        std::isfinite(all.empty() ? 0 : all[0]) && !all.empty() ? all[0] : 0;
+    for (float x : all) {
+      if (!std::isfinite(x)) {
+        ++(x != x ? c.nan : x > 0 ? c.positiveInfinity : c.negativeInfinity);
+        continue;
+      }
+      ++c.count;
+      c.min = std::min<double>(c.min, x);
+      c.max = std::max<double>(c.max, x);
+      double d = x - c.pivot;
+      c.s1 += d;
+      c.s2 += d * d;
+      c.s3 += d * d * d;
+      c.s4 += d * d * d * d;
+      c.absolute += std::fabs(static_cast<double>(x));
+    }
+    if (!c.count || c.min == c.max)
+      return;
+    double n = static_cast<double>(c.count), d = c.s1 / n;
+    double sigma = std::sqrt(std::max(c.s2 / n - d * d, 0.0));
+    for (float x : all)
+      c.outliers += std::isfinite(x) && std::fabs(x) > 6 * sigma;
+  }
+  void countBins() {
+    if (!c.count)
+      return;
+    auto low = static_cast<float>(plan.low),
+         width = static_cast<float>(plan.width);
+    double wideLow = plan.low, wideWidth = plan.width;
+    bool narrow = plan.rule == CountPlan::Rule::GivenF32;
+    bool edges = plan.rule == CountPlan::Rule::PaddedMinMax;
+    if (plan.rule == CountPlan::Rule::MinMax) {
+      low = static_cast<float>(c.min);
+      width = static_cast<float>(c.max) - low;
+      if (width < 1e-8f)
+        return;
+      width += 1e-8f;
+      narrow = std::isfinite(width);
+      wideLow = c.min;
+      wideWidth = c.max - c.min + 1e-8;
+    } else if (edges) {
+      double spread = c.max - c.min, margin = std::max(0.05 * spread, 1e-6);
+      if (spread <= 1e-8 + 1e-5 * std::fabs(c.max))
+        return;
+      wideLow = c.min - margin;
+      wideWidth = c.max + margin - wideLow;
+    }
+    for (float x : all) {
+      if (!std::isfinite(x))
+        continue;
+      double t = narrow ? static_cast<double>((x - low) / width)
+                        : (x - wideLow) / wideWidth;
+      double at = narrow ? static_cast<double>(static_cast<float>(t) *
+                                               static_cast<float>(plan.bins))
+                         : t * plan.bins;
+      c.below += t < 0;
+      c.above += t > 1;
+      auto i = static_cast<int>(std::clamp(at, 0.0, plan.bins - 1.0));
+      auto edge = [&](int i) { return i * (wideWidth / plan.bins) + wideLow; };
+      if (edges && i > 0 && x < edge(i))
+        --i;
+      else if (edges && i < plan.bins - 1 && x >= edge(i + 1))
+        ++i;
+      ++counts[static_cast<size_t>(i)];
+    }
+  }
+
+  const CountPlan &plan;
+  std::vector<float> all;
+};
+
+void expectSame(const Statistics &expected, const Statistics &got) {
+  EXPECT_EQ(validityName(expected.validity), validityName(got.validity));
+  EXPECT_EQ(expected.count, got.count);
+  EXPECT_EQ(expected.nan, got.nan);
+  EXPECT_EQ(expected.positiveInfinity, got.positiveInfinity);
+  EXPECT_EQ(expected.negativeInfinity, got.negativeInfinity);
+  EXPECT_EQ(expected.min, got.min);
+  EXPECT_EQ(expected.max, got.max);
+  EXPECT_EQ(expected.low, got.low);
+  EXPECT_EQ(expected.high, got.high);
+  EXPECT_EQ(expected.bins, got.bins);
+  EXPECT_EQ(expected.below, got.below);
+  EXPECT_EQ(expected.above, got.above);
+  EXPECT_EQ(expected.tokens, got.tokens);
+  EXPECT_EQ(expected.tokensDropped, got.tokensDropped);
+  EXPECT_EQ(expected.outlierFraction, got.outlierFraction);
+  EXPECT_NEAR(expected.entropy.value(), got.entropy.value(), 1e-9);
+  expectNear(expected.mean, got.mean, 1e-6, "mean");
+  expectNear(expected.variance, got.variance, 1e-9, "variance");
+  expectNear(expected.kurtosis, got.kurtosis, 1e-7, "kurtosis");
+  expectNear(expected.meanAbsolute, got.meanAbsolute, 1e-6, "mean |x|");
+  expectNear(expected.rms, got.rms, 1e-9, "rms");
+  expectNear(expected.peakToRms, got.peakToRms, 1e-9, "peak to rms");
+}
+} // namespace
+
+TEST(EstimatorTest, CountsFromElsewhereAreEstimates) {
+  for (ElementType type :
+       {ElementType::F32, ElementType::F16, ElementType::BF16})
+    for (RangeMode range : {RangeMode::MinMax, RangeMode::PaddedMinMax,
+                            RangeMode::Fixed, RangeMode::RunningQuantile})
+      for (Sampling sampling :
+           {Sampling::Full, Sampling::Strided, Sampling::Token})
+        for (int bins : {2, 77, 256, 65536})
+          for (int data = 0; data < 4; ++data) {
+            if (sampling == Sampling::Token && range != RangeMode::MinMax)
+              continue;
+            SCOPED_TRACE(describe(type, range, bins, 0) + " sampling " +
+                         std::to_string(static_cast<int>(sampling)) + " data " +
+                         std::to_string(data));
+            EstimatorOptions options = withRange(range, bins);
+            options.sampling = sampling;
+            options.stride = sampling == Sampling::Full ? 1 : 3;
+            Estimator estimator = make(options), other = make(options);
+            for (uint64_t call = 0; call < 3; ++call) {
+              Data x = normals(type, 2 * 31 * 20, 51 + call, 0.1);
+              // Outliers; a NaN and infinities; one value.
+              for (size_t i = 0; data == 1 && i < x.size(); i += 300)
+                x.set(i, 60);
+              if (data == 2 && sampling != Sampling::Token) {
+                x.set(5, NotANumber);
+                x.set(200, Inf);
+                x.set(480, -Inf);
+              }
+              for (size_t i = 0; data == 3 && i < x.size(); ++i)
+                x.set(i, 1.5);
+              TensorView view = x.view({2, 31, 20});
+              // Of tokens that do not follow one another.
+              view.shape[2] = call == 1 ? 13 : 20;
+              Expected<CountPlan> plan = other.plan(view);
+              ASSERT_TRUE(plan);
+              Statistics expected = run(estimator, view), got;
+              if (plan->isCountable) {
+                EXPECT_TRUE(range != RangeMode::RunningQuantile || call ||
+                            data == 3);
+                got = other.finish(*plan, Counter(x, *plan).c);
+              } else {
+                // The first tensor, and those behind one without a range.
+                EXPECT_TRUE(range == RangeMode::RunningQuantile &&
+                            (!call || data == 3));
+                std::vector<float> wide;
+                for (double v : elements(x, 0, plan->sample))
+                  wide.push_back(static_cast<float>(v));
+                plan->sample.type = ElementType::F32;
+                got = other.finish(*plan, wide.data());
+              }
+              expectSame(expected, got);
+              if (sampling != Sampling::Token)
+                EXPECT_EQ(estimator.histogram(), other.histogram());
+            }
+          }
+}
+
+TEST(EstimatorTest, PlansNameRowsAndColumns) {
+  EstimatorOptions options;
+  auto planOf = [&](const TensorView &view) {
+    Expected<CountPlan> plan = make(options).plan(view);
+    EXPECT_TRUE(plan);
+    return *plan;
+  };
+  float x[1];
+  TensorView view =
+      TensorView::contiguous(x, ElementType::F32, {1, 4096, 2048});
+  CountPlan plan = planOf(view);
+  EXPECT_EQ(0, plan.rows.rank);
+  EXPECT_EQ(4096 * 2048, plan.columns);
+  // Of every eighth token the channels, and nothing else.
+  options.sampling = Sampling::Strided;
+  options.stride = 8;
+  plan = planOf(view);
+  ASSERT_EQ(1, plan.rows.rank);
+  EXPECT_EQ(512, plan.rows.shape[0]);
+  EXPECT_EQ(8 * 2048, plan.rows.strides[0]);
+  EXPECT_EQ(2048, plan.columns);
+  EXPECT_EQ(1, plan.columnStride);
+  options.sampling = Sampling::Token;
+  plan = planOf(view);
+  EXPECT_TRUE(plan.tokens && plan.isCountable);
+  EXPECT_EQ(2048, plan.columns);
+  // Tokens whose channels cannot be said with one stride; f64.
+  view = TensorView::contiguous(x, ElementType::F32, {1, 16, 4, 8});
+  view.strides[2] = 9;
+  EXPECT_FALSE(planOf(view).isCountable);
+  options = {};
+  view = TensorView::contiguous(x, ElementType::F64, {4});
+  EXPECT_FALSE(planOf(view).isCountable);
+  view.rank = 9;
+  EXPECT_EQ("tensor: expected a rank from 0 to 8, got 9",
+            make(options).plan(view).status().message());
+}
+
+//===----------------------------------------------------------------------===//
 // Errors
 //===----------------------------------------------------------------------===//
 

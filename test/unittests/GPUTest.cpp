@@ -658,6 +658,162 @@ TEST_F(GPU, WarmCallsAllocateNothing) {
 }
 
 //===----------------------------------------------------------------------===//
+// Observations
+//===----------------------------------------------------------------------===//
+
+/// What the host and the device say of the same tensors.
+static void expectSameObservation(const ObservationInfo &host,
+                                  const ObservationInfo &device) {
+  auto near = [](double expected, double got, double relative) {
+    EXPECT_LE(std::fabs(expected - got),
+              relative * std::max(std::fabs(expected), 1e-30))
+        << "expected " << expected << ", got " << got;
+  };
+  EXPECT_EQ(host.validity, device.validity);
+  EXPECT_EQ(host.calls, device.calls);
+  EXPECT_EQ(host.count, device.count);
+  EXPECT_EQ(host.nonFinite, device.nonFinite);
+  EXPECT_EQ(host.min, device.min);
+  EXPECT_EQ(host.max, device.max);
+  EXPECT_EQ(host.bins, device.bins);
+  // Of the same counts.
+  EXPECT_EQ(std::isnan(host.entropy), std::isnan(device.entropy));
+  if (!std::isnan(host.entropy))
+    EXPECT_NEAR(host.entropy, device.entropy, 1e-12);
+  EXPECT_EQ(host.outlierFraction, device.outlierFraction);
+  EXPECT_NEAR(host.mean, device.mean,
+              1e-9 * (1 + std::sqrt(host.variance) + std::fabs(host.mean)));
+  near(host.variance, device.variance, 1e-8);
+  near(host.kurtosis, device.kurtosis, 1e-6);
+  near(host.peakToRms, device.peakToRms, 1e-8);
+}
+
+TEST_F(GPU, ObservationsAgreeWithTheCPU) {
+  using scheduler::RangeMode;
+  using scheduler::Sampling;
+  std::vector<scheduler::EstimatorOptions> kinds;
+  for (RangeMode range : {RangeMode::MinMax, RangeMode::PaddedMinMax,
+                          RangeMode::Fixed, RangeMode::RunningQuantile})
+    for (Sampling sampling :
+         {Sampling::Full, Sampling::Strided, Sampling::Token})
+      for (int bins : {2, 77, 256, 4097, 65536}) {
+        if (sampling == Sampling::Token && range != RangeMode::MinMax)
+          continue;
+        scheduler::EstimatorOptions options;
+        options.range = range;
+        options.sampling = sampling;
+        options.stride = sampling == Sampling::Full ? 1 : 3;
+        options.bins = bins;
+        // Some lie outside.
+        options.low = -1.7;
+        options.high = 2.1;
+        kinds.push_back(options);
+      }
+  double infinity = std::numeric_limits<double>::infinity();
+  for (DType type : {DType::F32, DType::F16, DType::BF16})
+    for (const scheduler::EstimatorOptions &options : kinds) {
+      std::string x = typeText(type, {-1, -1, -1});
+      std::string source = "func.func @main(%x: " + x + ") -> " + x +
+                           " {\n  %y = ssm.observe @seen %x : " + x +
+                           "\n  return %y : " + x + "\n}\n";
+      CompileOptions compileOptions;
+      compileOptions.observation = options;
+      std::shared_ptr<Executable> onDevice =
+          take(context->compile(source, compileOptions));
+      std::shared_ptr<Executable> onHost =
+          take(cpu().compile(source, compileOptions));
+      for (int data = 0; data < 5; ++data) {
+        SCOPED_TRACE(
+            std::string(dtypeName(type)) + " range " +
+            std::to_string(static_cast<int>(options.range)) + " sampling " +
+            std::to_string(static_cast<int>(options.sampling)) + " bins " +
+            std::to_string(options.bins) + " data " + std::to_string(data));
+        for (const Shape &shape : {Shape{2, 37, 64},
+                                   {1, 5, 2048},
+                                   {3, 7, 13},
+                                   {1, 1, 1},
+                                   {2, 300, 130},
+                                   {0, 4, 8}}) {
+          Tensor input = normal(type, shape, 0.8, data == 1 ? 30 : 0.1);
+          auto set = [&](int64_t at, double value) {
+            if (at < input.numElements())
+              storeScalar(type, input.dataAs<char>() + at * dtypeSize(type),
+                          value);
+          };
+          // Far outliers; what is not finite (of tokens, all of one, which has
+          // no entropy then); one value; zeros of both signs.
+          if (data == 2)
+            for (int64_t i = 0; i < input.numElements(); i += 1000)
+              set(i, 300);
+          if (data == 3 && options.sampling == Sampling::Token) {
+            for (int64_t i = 0; i < shape[2]; ++i)
+              set(i, i % 3 ? std::nan("") : infinity);
+          } else if (data == 3) {
+            set(0, std::nan(""));
+            set(60, infinity);
+            set(61, -infinity);
+          }
+          for (int64_t i = 0; data == 4 && i < input.numElements(); ++i)
+            set(i, 1.5);
+          Tensor there = take(input.to(device));
+          for (int call = 0; call < 2; ++call) {
+            // Then half of its tokens, where they lie.
+            if (call) {
+              there = take(there.slice(1, 0, (shape[1] + 1) / 2));
+              input = take(input.slice(1, 0, (shape[1] + 1) / 2));
+            }
+            Tensors outputs, hostOutputs;
+            ASSERT_OK(onDevice->run("main", {there}, outputs));
+            ASSERT_OK(onHost->run("main", {input}, hostOutputs));
+            ASSERT_EQ(onDevice->observations().size(), 1u);
+            expectSameObservation(onHost->observations()[0],
+                                  onDevice->observations()[0]);
+          }
+        }
+      }
+    }
+}
+
+TEST_F(GPU, ObservationsDoNotDisturbTheCall) {
+  // The observed value is an intermediate whose memory others take over.
+  std::string source = R"(
+func.func @main(%x: tensor<?x?x64xbf16>, %w: tensor<64xbf16>) -> tensor<?x?x64xbf16> {
+  %a = ssm.hadamard %x {block = 64 : i64} : tensor<?x?x64xbf16> -> tensor<?x?x64xbf16>
+  %b = OBSERVE
+  %c = ssm.rms_norm %b, %w {eps = 1.0e-5 : f32} : tensor<?x?x64xbf16>, tensor<64xbf16> -> tensor<?x?x64xbf16>
+  %d = ssm.hadamard %c {block = 64 : i64} : tensor<?x?x64xbf16> -> tensor<?x?x64xbf16>
+  %e = ssm.rms_norm %d, %w {eps = 1.0e-5 : f32} : tensor<?x?x64xbf16>, tensor<64xbf16> -> tensor<?x?x64xbf16>
+  return %e : tensor<?x?x64xbf16>
+}
+)";
+  std::string plainSource = source;
+  source.replace(source.find("OBSERVE"), 7,
+                 "ssm.observe @seen %a : tensor<?x?x64xbf16>");
+  size_t line = plainSource.find("  %b = OBSERVE\n");
+  plainSource.erase(line, std::strlen("  %b = OBSERVE\n"));
+  plainSource.replace(plainSource.find("%b"), 2, "%a");
+  std::shared_ptr<Executable> observed = compile(source, "none"),
+                              plain = compile(plainSource, "none");
+  Tensors inputs =
+      upload({normal(DType::BF16, {1, 30000, 64}), normal(DType::BF16, {64})});
+  Tensors outputs = take(observed->makeOutputs("main", inputs));
+  Tensors expected = run(*plain, inputs);
+  cuda::Stream stream = take(cuda::Stream::create(gpu));
+  for (int i = 0; i < 30; ++i)
+    ASSERT_OK(observed->run("main", inputs, outputs, stream.handle()));
+  ASSERT_OK(stream.synchronize());
+  ASSERT_OK(observed->run("main", inputs, outputs, stream.handle()));
+  ASSERT_OK(stream.synchronize());
+  EXPECT_TRUE(sameBits(download(outputs), expected));
+  ObservationInfo info = observed->observations().at(0);
+  EXPECT_GE(info.calls, 1u);
+  EXPECT_EQ(info.count, info.calls * 30000 * 64);
+  // What was read is the tensor, not what took its memory over: a rotation
+  // keeps the mean of squares.
+  EXPECT_NEAR(info.variance, 1, 0.02);
+}
+
+//===----------------------------------------------------------------------===//
 // Errors
 //===----------------------------------------------------------------------===//
 

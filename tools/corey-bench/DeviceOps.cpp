@@ -180,3 +180,96 @@ corey::measureOnDevice(Context &context, const Workload &workload,
   }
   return measurements;
 }
+
+Expected<ObservedScan> corey::measureObserved(Context &context,
+                                              const Workload &workload,
+                                              const std::string &policy,
+                                              int64_t length, double budgetMs) {
+  Device device = context.getDevice();
+  Expected<std::shared_ptr<cuda::Device>> gpu = cuda::Device::get(device.index);
+  if (!gpu)
+    return gpu.takeStatus();
+  Expected<Flush> flush = Flush::create(*gpu);
+  if (!flush)
+    return flush.takeStatus();
+  Expected<cuda::Stream> stream = cuda::Stream::create(*gpu);
+  if (!stream)
+    return stream.takeStatus();
+  Expected<std::vector<Tensor>> inputs = moveTo(workload.inputs, device);
+  if (!inputs)
+    return inputs.takeStatus();
+  Expected<cuda::Event> start = cuda::Event::create(*gpu, /*timing=*/true),
+                        end = cuda::Event::create(*gpu, /*timing=*/true);
+  for (Expected<cuda::Event> *event : {&start, &end})
+    if (!*event)
+      return event->takeStatus();
+
+  struct Side {
+    std::shared_ptr<Executable> executable;
+    std::vector<Tensor> outputs;
+    std::vector<double> times;
+  };
+  Side sides[2];
+  const std::string policies[] = {"unsplit", policy};
+  for (int i = 0; i < 2; ++i) {
+    CompileOptions options;
+    options.policy = policies[i];
+    Expected<std::shared_ptr<Executable>> compiled =
+        context.compile(workload.program, options, "<benchmark>");
+    if (!compiled)
+      return compiled.takeStatus();
+    sides[i].executable = *compiled;
+    // The same kernels, whatever the policy would choose.
+    if (Status status = (*compiled)->setChunk("scan", length); !status)
+      return status;
+    Expected<std::vector<Tensor>> outputs =
+        (*compiled)->makeOutputs("main", *inputs);
+    if (!outputs)
+      return outputs.takeStatus();
+    sides[i].outputs = std::move(*outputs);
+  }
+  auto once = [&](Side &side) -> Expected<double> {
+    // Also hides what the host takes to put the work on the stream.
+    Status status = (*flush)(stream->handle());
+    if (status)
+      status = start->record(stream->handle());
+    if (status)
+      status = side.executable->run("main", inputs->data(), inputs->size(),
+                                    side.outputs.data(), side.outputs.size(),
+                                    stream->handle());
+    if (status)
+      status = end->record(stream->handle());
+    if (status)
+      status = end->synchronize();
+    if (!status)
+      return status;
+    return cuda::Event::milliseconds(*start, *end);
+  };
+  double total = 0;
+  for (int round = -2; round < int(kMinSamples) || total < budgetMs; ++round)
+    for (int i = 0; i < 2; ++i) {
+      Side &side = sides[(round + i) & 1];
+      Expected<double> ms = once(side);
+      if (!ms)
+        return ms.takeStatus();
+      if (round < 0)
+        continue;
+      side.times.push_back(*ms * 1e3);
+      total += std::max(*ms, 1e-3);
+    }
+  ObservedScan result;
+  std::vector<ObservationInfo> seen = sides[1].executable->observations();
+  if (seen.empty())
+    return Status::invalidArgument(
+        "--observe: expected a policy that decides on statistics, got '" +
+        policy + "'");
+  for (Side &side : sides)
+    std::sort(side.times.begin(), side.times.end());
+  result.plainUs = sides[0].times[sides[0].times.size() / 2];
+  result.observedUs = sides[1].times[sides[1].times.size() / 2];
+  // The two before that are not timed, too.
+  result.runs = sides[1].times.size() + 2;
+  result.observations = seen[0].calls;
+  result.hostUs = seen[0].milliseconds * 1e3;
+  return result;
+}

@@ -118,6 +118,21 @@ Expected<DeviceMeasurements> measureOnDevice(Context &context,
                                              std::vector<int64_t> chunks,
                                              double budgetMs);
 
+/// A scan with its input observed for a policy, and without, in turn; unsplit,
+/// medians after other memory was written.
+struct ObservedScan {
+  double plainUs = 0, observedUs = 0;
+  /// Runs with it, and those of them whose statistics came.
+  uint64_t runs = 0, observations = 0;
+  /// What the host does for the statistics of a call.
+  double hostUs = 0;
+};
+/// Errors: InvalidArgument for a policy without statistics.
+Expected<ObservedScan> measureObserved(Context &context,
+                                       const Workload &workload,
+                                       const std::string &policy,
+                                       int64_t length, double budgetMs);
+
 /// What a JSON result says of where it comes from.
 llvm::json::Object describeRun(const std::string &target);
 /// Writes a document to a file, or to standard output for "-". Reports what

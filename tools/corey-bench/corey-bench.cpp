@@ -146,6 +146,46 @@ Status benchmarkOnDevice(const Case &c, const std::string &target,
   return Status::ok();
 }
 
+/// A scan with statistics of its input and without.
+Status benchmarkObserved(const Case &c, const std::string &target,
+                         const std::string &policy, double budgetMs, bool print,
+                         llvm::json::Array &results) {
+  ContextOptions contextOptions;
+  contextOptions.device = target;
+  Expected<std::shared_ptr<Context>> context = Context::create(contextOptions);
+  if (!context)
+    return context.takeStatus();
+  WorkloadOptions options = c.options;
+  options.reference = false;
+  Expected<ObservedScan> measured = measureObserved(
+      **context, c.op.make(options), policy, c.options.shape[1], budgetMs);
+  if (!measured)
+    return measured.takeStatus();
+  double share = measured->observedUs / measured->plainUs - 1;
+  if (print) {
+    c.print();
+    llvm::outs() << llvm::left_justify(policy, 20)
+                 << llvm::format(
+                        " %9.2f %11.2f %7.2f %9llu %9llu %8.1f\n",
+                        measured->plainUs, measured->observedUs, 100 * share,
+                        static_cast<unsigned long long>(measured->runs),
+                        static_cast<unsigned long long>(measured->observations),
+                        measured->hostUs);
+    llvm::outs().flush();
+  }
+  llvm::json::Object result = c.toJSON();
+  result["device"] = (*context)->schedulerDevice().name;
+  result["policy"] = policy;
+  result["plain_us"] = measured->plainUs;
+  result["observed_us"] = measured->observedUs;
+  result["share"] = share;
+  result["runs"] = static_cast<int64_t>(measured->runs);
+  result["observations"] = static_cast<int64_t>(measured->observations);
+  result["host_us"] = measured->hostUs;
+  results.push_back(std::move(result));
+  return Status::ok();
+}
+
 Status benchmarkOnHost(const Case &c, const std::string &target,
                        llvm::ArrayRef<int> threads, llvm::ArrayRef<int> chunks,
                        int vectorBits, double budgetMs, bool print,
@@ -261,6 +301,12 @@ int corey::coreyBenchMain(int argc, char **argv) {
   cl::opt<std::string> allChunks(
       "chunks", cl::desc("all: every power of two, on a CUDA device"),
       cl::value_desc("all"), cl::cat(category));
+  cl::opt<std::string> observe(
+      "observe",
+      cl::desc(
+          "What a scan takes on a CUDA device with the statistics of its "
+          "input that this policy decides on, and without: sampled:8, ..."),
+      cl::value_desc("policy"), cl::cat(category));
   cl::opt<int> vectorBits(
       "vector-bits",
       cl::desc(
@@ -306,6 +352,11 @@ int corey::coreyBenchMain(int argc, char **argv) {
     return refuse("--chunks: expected 'all', on a CUDA device and without "
                   "--chunk, got '" +
                   allChunks.getValue() + "' on " + device->name());
+  if (!observe.empty() && (!onDevice || op->name != "scan" || !chunks.empty() ||
+                           !allChunks.empty()))
+    return refuse("--observe: expected a scan on a CUDA device and neither "
+                  "--chunk nor --chunks, got " +
+                  op->name.str() + " on " + device->name());
   if (onDevice && op->name == "ssd" &&
       (!chunks.empty() || allChunks.getNumOccurrences()))
     return refuse("expected neither --chunk nor --chunks for ssd on " +
@@ -321,7 +372,11 @@ int corey::coreyBenchMain(int argc, char **argv) {
 
   llvm::json::Array results;
   bool print = json != "-";
-  if (print && onDevice)
+  if (print && !observe.empty())
+    llvm::outs()
+        << "shape                     dtype policy                  "
+           "plain us observed us share %      runs  observed  host us\n";
+  else if (print && onDevice)
     llvm::outs() << "shape                     dtype variant        chunk     "
                     "cold us    warm us   copy cold  copy warm  rel l2 error\n";
   else if (print)
@@ -341,7 +396,9 @@ int corey::coreyBenchMain(int argc, char **argv) {
       c.options.dtype = *dtype;
       c.options.shape = *shape;
       Status status =
-          onDevice
+          !observe.empty()
+              ? benchmarkObserved(c, target, observe, budget, print, results)
+          : onDevice
               ? benchmarkOnDevice(c, target, deviceChunks, budget, print,
                                   results)
               : benchmarkOnHost(

@@ -5,7 +5,6 @@
 //===----------------------------------------------------------------------===//
 
 #include "SchedulerOps.h"
-#include "OpBuffers.h"
 #include "mlir/Dialect/Arith/IR/Arith.h"
 #include "mlir/Interfaces/FunctionInterfaces.h"
 
@@ -46,57 +45,60 @@ struct BindChunkLowering : public OpRewritePattern<BindChunkOp> {
 /// Statistics are gathered by the run-time library, of the whole tensor at
 /// once.
 struct ObserveLowering : public OpRewritePattern<ObserveOp> {
-  ObserveLowering(MLIRContext *context, StringRef function)
-      : OpRewritePattern(context), function(function) {}
-
+  using OpRewritePattern::OpRewritePattern;
   LogicalResult matchAndRewrite(ObserveOp op,
                                 PatternRewriter &rewriter) const override {
-    auto type = cast<RankedTensorType>(op.getX().getType());
-    int64_t rank = type.getRank();
-    if (rank > kMaxObservedRank)
-      return op.emitOpError("expected a tensor of rank at most ")
-             << kMaxObservedRank << ", got rank " << rank;
     OpBuffers e(rewriter, op);
-    Location loc = op.getLoc();
-    auto index = [&](int64_t value) -> Value {
-      return arith::ConstantIndexOp::create(rewriter, loc, value);
-    };
-    Value x = e.view(op.getX());
-    // Sizes and strides lie on the stack of the function, once per op: the op
-    // may be in a loop.
-    Value layout;
-    {
-      OpBuilder::InsertionGuard guard(rewriter);
-      rewriter.setInsertionPointToStart(
-          &op->getParentOfType<FunctionOpInterface>()
-               .getFunctionBody()
-               .front());
-      layout = memref::AllocaOp::create(
-          rewriter, loc, MemRefType::get({2 * rank}, rewriter.getI64Type()));
-    }
-    auto metadata = memref::ExtractStridedMetadataOp::create(rewriter, loc, x);
-    for (int64_t i = 0; i < rank; ++i) {
-      Value size = rewriter.createOrFold<memref::DimOp>(loc, x, i);
-      memref::StoreOp::create(rewriter, loc, e.toI64(size), layout,
-                              ValueRange{index(i)});
-      memref::StoreOp::create(rewriter, loc, e.toI64(metadata.getStrides()[i]),
-                              layout, ValueRange{index(rank + i)});
-    }
-    // An element type as its width; bf16 is told from f16 by a negative width.
-    int64_t width = type.getElementTypeBitWidth();
-    Value code = e.toI64(
-        index(isa<BFloat16Type>(type.getElementType()) ? -width : width));
-    e.callRuntime(function, {e.siteAddress(op.getSiteAttr()), e.address(x),
-                             e.address(layout), e.toI64(index(rank)), code});
+    FailureOr<ObservedBuffer> x = describeObserved(e, op, rewriter);
+    if (failed(x))
+      return failure();
+    e.callRuntime("corey_rt_observe", x->operands);
     rewriter.replaceOp(op, op.getX());
     return success();
   }
-  std::string function;
 };
 } // namespace
 
-void corey::populateSchedulerLowerings(RewritePatternSet &patterns,
-                                       StringRef observeFunction) {
+Value corey::allocateOnStack(Operation *op, OpBuilder &builder, int64_t count) {
+  OpBuilder::InsertionGuard guard(builder);
+  builder.setInsertionPointToStart(
+      &op->getParentOfType<FunctionOpInterface>().getFunctionBody().front());
+  return memref::AllocaOp::create(
+      builder, op->getLoc(), MemRefType::get({count}, builder.getI64Type()));
+}
+
+FailureOr<ObservedBuffer> corey::describeObserved(OpBuffers &e, ObserveOp op,
+                                                  OpBuilder &builder) {
+  auto type = cast<RankedTensorType>(op.getX().getType());
+  int64_t rank = type.getRank();
+  if (rank > kMaxObservedRank)
+    return op.emitOpError("expected a tensor of rank at most ")
+           << kMaxObservedRank << ", got rank " << rank;
+  Location loc = op.getLoc();
+  auto index = [&](int64_t value) -> Value {
+    return arith::ConstantIndexOp::create(builder, loc, value);
+  };
+  Value x = e.view(op.getX());
+  Value layout = allocateOnStack(op, builder, 2 * rank);
+  auto metadata = memref::ExtractStridedMetadataOp::create(builder, loc, x);
+  for (int64_t i = 0; i < rank; ++i) {
+    Value size = builder.createOrFold<memref::DimOp>(loc, x, i);
+    memref::StoreOp::create(builder, loc, e.toI64(size), layout,
+                            ValueRange{index(i)});
+    memref::StoreOp::create(builder, loc, e.toI64(metadata.getStrides()[i]),
+                            layout, ValueRange{index(rank + i)});
+  }
+  // An element type as its width; bf16 is told from f16 by a negative width.
+  int64_t width = type.getElementTypeBitWidth();
+  Value code =
+      e.toI64(index(isa<BFloat16Type>(type.getElementType()) ? -width : width));
+  return ObservedBuffer{{e.siteAddress(op.getSiteAttr()), e.address(x),
+                         e.address(layout), e.toI64(index(rank)), code}};
+}
+
+void corey::populateChunkLowerings(RewritePatternSet &patterns) {
   patterns.add<BindChunkLowering>(patterns.getContext());
-  patterns.add<ObserveLowering>(patterns.getContext(), observeFunction);
+}
+void corey::populateObserveLowerings(RewritePatternSet &patterns) {
+  patterns.add<ObserveLowering>(patterns.getContext());
 }

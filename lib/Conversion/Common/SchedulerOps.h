@@ -7,14 +7,30 @@
 #ifndef COREY_LIB_CONVERSION_COMMON_SCHEDULEROPS_H
 #define COREY_LIB_CONVERSION_COMMON_SCHEDULEROPS_H
 
-#include "mlir/IR/PatternMatch.h"
+#include "OpBuffers.h"
 
 namespace corey {
 
-/// Lowers `ssm.bind_chunk` to a call of `corey_rt_chunk` and `ssm.observe` to
-/// one of `observeFunction`, which takes what `corey_rt_observe` does.
-void populateSchedulerLowerings(mlir::RewritePatternSet &patterns,
-                                llvm::StringRef observeFunction);
+/// What functions of the run-time library take of an observed tensor: site,
+/// address, layout, rank and width, as corey_rt_observe() does.
+struct ObservedBuffer {
+  llvm::SmallVector<mlir::Value> operands;
+  mlir::Value site() const { return operands[0]; }
+  mlir::Value address() const { return operands[1]; }
+};
+/// Fails, with an error, for a rank that the library does not take.
+mlir::FailureOr<ObservedBuffer> describeObserved(OpBuffers &buffers,
+                                                 ssm::ObserveOp op,
+                                                 mlir::OpBuilder &builder);
+
+/// `count` i64 on the stack of the function, once per op: it may be in a loop.
+mlir::Value allocateOnStack(mlir::Operation *op, mlir::OpBuilder &builder,
+                            int64_t count);
+
+/// Lowers `ssm.bind_chunk` to a call of `corey_rt_chunk`.
+void populateChunkLowerings(mlir::RewritePatternSet &patterns);
+/// Lowers `ssm.observe` to a call of `corey_rt_observe`.
+void populateObserveLowerings(mlir::RewritePatternSet &patterns);
 
 } // namespace corey
 

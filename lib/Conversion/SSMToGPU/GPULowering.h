@@ -260,6 +260,8 @@ void populateGPUHadamardLowerings(mlir::RewritePatternSet &patterns,
                                   GPUTarget target);
 void populateGPUNormLowerings(mlir::RewritePatternSet &patterns,
                               GPUTarget target);
+void populateGPUObserveLowerings(mlir::RewritePatternSet &patterns,
+                                 GPUTarget target);
 void populateGPUPointwiseLowerings(mlir::RewritePatternSet &patterns,
                                    GPUTarget target);
 void populateGPUSSDLowerings(mlir::RewritePatternSet &patterns,

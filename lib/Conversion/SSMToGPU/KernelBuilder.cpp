@@ -302,12 +302,16 @@ Val KernelBuilder::i64(int64_t value) {
 Val KernelBuilder::f32(double value) {
   return wrap(arith::ConstantOp::create(b, loc, b.getF32FloatAttr(value)));
 }
+Val KernelBuilder::f64(double value) {
+  return wrap(arith::ConstantOp::create(b, loc, b.getF64FloatAttr(value)));
+}
 Val KernelBuilder::boolean(bool value) {
   return wrap(arith::ConstantOp::create(b, loc, b.getBoolAttr(value)));
 }
 Val KernelBuilder::constantLike(Val like, double value) {
   if (like.isFloat())
-    return f32(value);
+    return wrap(
+        arith::ConstantOp::create(b, loc, b.getFloatAttr(like.type(), value)));
   return wrap(arith::ConstantOp::create(
       b, loc, b.getIntegerAttr(like.type(), static_cast<int64_t>(value))));
 }
@@ -357,14 +361,23 @@ Val KernelBuilder::toI32(Val value) {
     return value;
   return wrap(b.createOrFold<arith::TruncIOp>(loc, i32Type(), value.value));
 }
+Val KernelBuilder::toF64(Val value) {
+  if (value.type().isF64())
+    return value;
+  return wrap(b.createOrFold<arith::ExtFOp>(loc, f64Type(), value.value));
+}
+/// An intrinsic for f32 and f64, by its name without the type.
+static std::string nameFor(StringRef name, Val value) {
+  return (name + (value.type().isF64() ? ".f64" : ".f32")).str();
+}
 Val KernelBuilder::min(Val a, Val c) {
   if (a.isFloat())
-    return intrinsic("llvm.minnum.f32", f32Type(), {a, c});
+    return intrinsic(nameFor("llvm.minnum", a), a.type(), {a, c});
   return wrap(b.createOrFold<arith::MinSIOp>(loc, a.value, c.value));
 }
 Val KernelBuilder::max(Val a, Val c) {
   if (a.isFloat())
-    return intrinsic("llvm.maxnum.f32", f32Type(), {a, c});
+    return intrinsic(nameFor("llvm.maxnum", a), a.type(), {a, c});
   return wrap(b.createOrFold<arith::MaxSIOp>(loc, a.value, c.value));
 }
 Val KernelBuilder::select(Val condition, Val a, Val c) {
@@ -414,7 +427,7 @@ Val KernelBuilder::rsqrt(Val x) {
   return intrinsic("llvm.nvvm.rsqrt.approx.ftz.f", f32Type(), {x});
 }
 Val KernelBuilder::abs(Val x) {
-  return intrinsic("llvm.fabs.f32", f32Type(), {x});
+  return intrinsic(nameFor("llvm.fabs", x), x.type(), {x});
 }
 
 Val KernelBuilder::exp(Val x) {
@@ -659,6 +672,12 @@ void KernelBuilder::storeStreaming(Val value, Val pointer) {
                         /*isNonTemporal=*/true);
 }
 
+void KernelBuilder::atomicAdd(Val value, Val pointer) {
+  LLVM::AtomicRMWOp::create(b, loc, LLVM::AtomicBinOp::add, pointer.value,
+                            value.value, LLVM::AtomicOrdering::monotonic,
+                            "device");
+}
+
 void KernelBuilder::prefetchL2(Val pointer) {
   ptx("prefetch.global.L2 [$0];", "l", Type(), {pointer},
       /*hasSideEffects=*/true);
@@ -684,6 +703,13 @@ Val KernelBuilder::shared(int64_t bytes) {
 
 Val KernelBuilder::shuffle(Val value, NVVM::ShflKind kind, Val operand,
                            int64_t clamp) {
+  if (byteSize(value.type()) == 8) {
+    Val pair = bitcast(value, VectorType::get({2}, i32Type()));
+    Vals moved;
+    for (int64_t i = 0; i < 2; ++i)
+      moved.push_back(shuffle(extract(pair, i), kind, operand, clamp));
+    return bitcast(vector(moved), value.type());
+  }
   return wrap(NVVM::ShflOp::create(b, loc, value.type(), i32(-1).value,
                                    value.value, operand.value, i32(clamp).value,
                                    kind, UnitAttr()));
@@ -719,15 +745,20 @@ Vals KernelBuilder::reduceBlock(
   int64_t warps = bounds.threads / 32;
   if (warps == 1)
     return values;
-  int64_t row = 4 * warps;
+  // Slots of one size: those of 64 bits if there are such values.
+  int64_t slotBytes = 4;
+  for (Val v : values)
+    slotBytes = std::max(slotBytes, byteSize(v.type()));
+  int64_t row = slotBytes * warps;
   Val memory = shared(row * values.size());
-  ifThen(lane() == 0, [&] {
+  Val own = warp() * double(slotBytes), lanes = lane();
+  ifThen(lanes == 0, [&] {
     for (auto [i, v] : llvm::enumerate(values))
-      store(v, offset(offset(memory, warp() * 4), i * row));
+      store(v, offset(offset(memory, own), i * row));
   });
   syncBlock();
   // Every warp reduces what all have left, in groups of as many lanes.
-  Val slot = offset(memory, (lane() % warps) * 4);
+  Val slot = offset(memory, (lanes % warps) * double(slotBytes));
   for (auto [i, v] : llvm::enumerate(values))
     v = load(offset(slot, i * row), v.type());
   reduceLanes(warps);

@@ -17,10 +17,10 @@
 namespace corey {
 class KernelBuilder;
 
-/// A value of a kernel with arithmetic on it: i1, i32, i64, f32, a vector or a
-/// pointer. Operators build one op each, folded where they can; both sides have
-/// the same type, plain numbers take that of the other side. Integers are
-/// signed but for `>>`, f32 sums and products may be contracted.
+/// A value of a kernel with arithmetic on it: i1, i32, i64, f32, f64, a vector
+/// or a pointer. Operators build one op each, folded where they can; both sides
+/// have the same type, plain numbers take that of the other side. Integers are
+/// signed but for `>>`, floating-point sums and products may be contracted.
 class Val {
 public:
   Val() = default;
@@ -126,6 +126,7 @@ public:
   Val i32(int64_t value);
   Val i64(int64_t value);
   Val f32(double value);
+  Val f64(double value);
   Val boolean(bool value);
   /// A constant of the type of `like`.
   Val constantLike(Val like, double value);
@@ -134,6 +135,7 @@ public:
   mlir::Type i32Type() { return b.getI32Type(); }
   mlir::Type i64Type() { return b.getI64Type(); }
   mlir::Type f32Type() { return b.getF32Type(); }
+  mlir::Type f64Type() { return b.getF64Type(); }
   Val wrap(mlir::Value value) { return Val(value, this); }
 
   //===--- Threads
@@ -152,6 +154,7 @@ public:
 
   Val toI64(Val value);
   Val toI32(Val value);
+  Val toF64(Val value);
   Val min(Val a, Val b);
   Val max(Val a, Val b);
   Val select(Val condition, Val a, Val b);
@@ -202,6 +205,9 @@ public:
   /// where the pointer's argument is never written.
   Val load(Val pointer, mlir::Type type, bool isReadOnly = false);
   void store(Val value, Val pointer);
+  /// Adds an i32 or i64 to what is at `pointer`, at once for all threads of the
+  /// device.
+  void atomicAdd(Val value, Val pointer);
   /// A store that is not to displace what other kernels will read.
   void storeStreaming(Val value, Val pointer);
   /// Asks for the line at `pointer` in L2.
@@ -218,10 +224,11 @@ public:
   Val shuffleIndex(Val value, Val lane);
   /// Sum over the lanes of each group of `width` lanes, in all of them.
   Val warpSum(Val value, int64_t width = 32);
-  /// What an associative and commutative `combine` makes of the `values` (i32
-  /// or f32) of all threads of the block, in all of them. All must come, once:
-  /// the call has shared memory of its own, and a barrier. The number of warps
-  /// is a power of two.
+  /// What an associative and commutative `combine` makes of the `values` (of 32
+  /// or 64 bits) of all threads of the block, in all of them. All must come,
+  /// once: the call has shared memory of its own, and a barrier; in a loop
+  /// another barrier must follow before it comes again. The number of warps is
+  /// a power of two.
   Vals
   reduceBlock(Vals values,
               llvm::function_ref<Vals(llvm::ArrayRef<Val>, llvm::ArrayRef<Val>)>

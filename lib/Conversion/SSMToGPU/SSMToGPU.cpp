@@ -69,7 +69,8 @@ struct ConvertSSMToGPU
     // The lowering of a scan must see its site: it asks for the kernel that was
     // chosen with the chunk.
     RewritePatternSet schedulerPatterns(context);
-    populateSchedulerLowerings(schedulerPatterns, "corey_rt_device_observe");
+    populateChunkLowerings(schedulerPatterns);
+    populateGPUObserveLowerings(schedulerPatterns, target);
     if (failed(lowerProgram(getOperation(), std::move(patterns),
                             std::move(schedulerPatterns), "GPU")))
       return signalPassFailure();

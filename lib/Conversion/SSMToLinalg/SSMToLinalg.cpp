@@ -45,7 +45,8 @@ struct ConvertSSMToLinalg
     populateRowLowerings(patterns, *target);
     populateQuantizationLowerings(patterns, *target);
     RewritePatternSet schedulerPatterns(context);
-    populateSchedulerLowerings(schedulerPatterns, "corey_rt_observe");
+    populateChunkLowerings(schedulerPatterns);
+    populateObserveLowerings(schedulerPatterns);
     if (failed(lowerProgram(getOperation(), std::move(patterns),
                             std::move(schedulerPatterns), "CPU")))
       signalPassFailure();

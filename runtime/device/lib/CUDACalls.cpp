@@ -52,9 +52,10 @@ Status PooledCall::begin() {
 }
 
 Status PooledCall::finish() {
+  Status joined = joinObservations(cuda);
   cuda.arena.releaseAll();
-  if (cuda.capturing)
-    return Status::ok();
+  if (!joined || cuda.capturing)
+    return joined;
   if (isOwn()) {
     Status status = own.synchronize();
     publishObservations(callState);

@@ -138,6 +138,15 @@ void Arena::release(void *pointer) {
   lists[block.sizeClass] = &block;
 }
 
+bool Arena::contains(void *pointer, const void *address) const {
+  auto it = blocks.find(pointer);
+  if (it == blocks.end())
+    return false;
+  auto *begin = static_cast<const char *>(pointer);
+  auto *at = static_cast<const char *>(address);
+  return at >= begin && at < begin + it->second->bytes;
+}
+
 void Arena::releaseAll() {
   for (auto &entry : blocks)
     release(entry.first);

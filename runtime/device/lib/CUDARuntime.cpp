@@ -7,9 +7,12 @@
 #include "corey/Device/CPU.h"
 #include "corey/Device/CUDA.h"
 #include "corey/Device/RuntimeABI.h"
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstring>
 #include <iterator>
+#include <utility>
 
 using namespace corey;
 using namespace corey::cuda;
@@ -109,8 +112,16 @@ void *corey_rt_device_malloc(size_t size) {
 
 void corey_rt_device_free(void *pointer) {
   // Also after a failure: the blocks are the call's.
-  if (cuda::Call *call = device::callOrDefault().cuda)
-    call->arena.release(pointer);
+  cuda::Call *call = device::callOrDefault().cuda;
+  if (!call)
+    return;
+  // What is observed there must have been counted before others write to it.
+  for (auto [site, tensor] : call->unjoined)
+    if (call->arena.contains(pointer, tensor)) {
+      check(joinObservations(*call));
+      break;
+    }
+  call->arena.release(pointer);
 }
 
 void corey_rt_launch(int64_t kernel, int64_t gridX, int64_t gridY,
@@ -150,6 +161,9 @@ void corey_rt_device_copy(int64_t target, int64_t source, int64_t layout,
                           int64_t rank, int64_t elementBytes) {
   cuda::Call *call = deviceCall();
   if (!call)
+    return;
+  // The target may be a tensor that was observed before.
+  if (!check(joinObservations(*call)))
     return;
   const int64_t *sizes = toPointer<const int64_t>(layout);
   check(call->device->copyStrided(
@@ -263,21 +277,48 @@ static Expected<scheduler::Estimator *> estimatorOf(CallState &state,
   return estimator.get();
 }
 
-/// Estimates what has arrived at a site and hands it on.
-static Status publish(CallState &state, PendingObservation &seen) {
+/// Statistics of what has arrived.
+static scheduler::Statistics statisticsOf(scheduler::Estimator &estimator,
+                                          const PendingObservation &seen) {
+  if (!seen.isCounted)
+    return estimator.finish(seen.plan, seen.buffer.data());
+  const auto *found =
+      static_cast<const struct corey_rt_observed *>(seen.buffer.data());
+  scheduler::CountedTensor counted;
+  counted.count = static_cast<uint64_t>(found->count);
+  counted.nan = static_cast<uint64_t>(found->nan);
+  counted.positiveInfinity = static_cast<uint64_t>(found->positiveInfinity);
+  counted.negativeInfinity = static_cast<uint64_t>(found->negativeInfinity);
+  counted.min = found->min;
+  counted.max = found->max;
+  counted.pivot = found->pivot;
+  counted.s1 = found->s1;
+  counted.s2 = found->s2;
+  counted.s3 = found->s3;
+  counted.s4 = found->s4;
+  counted.absolute = found->absolute;
+  counted.below = static_cast<uint64_t>(found->below);
+  counted.above = static_cast<uint64_t>(found->above);
+  counted.outliers = static_cast<uint64_t>(found->outliers);
+  counted.tokens = static_cast<uint64_t>(found->tokens);
+  counted.tokensDropped = static_cast<uint64_t>(found->tokensDropped);
+  counted.counts = reinterpret_cast<const uint64_t *>(found + 1);
+  return estimator.finish(seen.plan, counted);
+}
+
+/// Hands on what has arrived at a site.
+static Status publish(CallState &state, size_t site) {
+  PendingObservation &seen = state.cuda->observations[site];
   seen.pending = false;
-  Expected<scheduler::Estimator *> estimator = estimatorOf(state, seen.site);
+  Expected<scheduler::Estimator *> estimator = estimatorOf(state, site);
   if (!estimator)
     return estimator.takeStatus();
   auto start = std::chrono::steady_clock::now();
-  Expected<scheduler::Statistics> statistics =
-      (*estimator)->estimate(seen.view);
-  if (!statistics)
-    return statistics.takeStatus();
-  state.program->observations[seen.site]->publish(
-      *statistics, std::chrono::duration<double, std::milli>(
-                       std::chrono::steady_clock::now() - start)
-                       .count());
+  scheduler::Statistics statistics = statisticsOf(**estimator, seen);
+  state.program->observations[site]->publish(
+      statistics, std::chrono::duration<double, std::milli>(
+                      std::chrono::steady_clock::now() - start)
+                      .count());
   return Status::ok();
 }
 
@@ -285,90 +326,246 @@ void cuda::publishObservations(CallState &state) {
   // Asking for an event would end the capture.
   if (state.cuda->capturing)
     return;
-  for (PendingObservation &seen : state.cuda->observations) {
+  for (size_t site = 0; site < state.cuda->observations.size(); ++site) {
+    const PendingObservation &seen = state.cuda->observations[site];
     if (!seen.pending)
       continue;
-    Expected<bool> done = seen.copied.isDone();
+    Expected<bool> done = seen.done.isDone();
     // An error of the device shows where its work is waited for.
     if (done && *done)
-      (void)publish(state, seen);
+      (void)publish(state, site);
   }
 }
 
-static Status observe(CallState &state, size_t index, const void *address,
-                      const int64_t *layout, size_t rank, int64_t width) {
+/// Has what comes next on the side stream follow the call's work so far.
+static Status forkSide(cuda::Call &call) {
+  if (!call.side.handle()) {
+    // Of no higher priority than any other: it fills what the call leaves idle.
+    Expected<Stream> stream = Stream::create(call.device);
+    if (!stream)
+      return stream.takeStatus();
+    Expected<Event> event = Event::create(call.device);
+    if (!event)
+      return event.takeStatus();
+    call.side = std::move(*stream);
+    call.fork = std::move(*event);
+  }
+  if (Status status = call.fork.record(call.stream); !status)
+    return status;
+  return call.fork.block(call.side.handle());
+}
+
+Status cuda::joinObservations(Call &call) {
+  if (call.unjoined.empty())
+    return Status::ok();
+  // The last one comes after all others.
+  size_t site = call.unjoined.back().first;
+  call.unjoined.clear();
+  return call.observations[site].done.block(call.stream);
+}
+
+/// Marks that all of an observation is on the side stream.
+static Status finishObservation(cuda::Call &call, size_t site) {
+  PendingObservation &seen = call.observations[site];
+  // Also after a failure: what was put there may still read the tensor.
+  Status status = seen.done.record(call.side.handle());
+  if (status)
+    call.unjoined.push_back({site, seen.plan.sample.data});
+  return status;
+}
+
+/// Most blocks that count a tensor, for each multiprocessor: enough to have the
+/// memory busy, few enough to leave room for the kernels beside them.
+static constexpr int64_t kBlocksPerMultiprocessor = 4;
+static constexpr int64_t kThreadsOfBlock = 256;
+/// Most bins, and elements, of tokens that kernels count.
+static constexpr int64_t kMostTokenBins = 4096, kMostColumns = 65536;
+
+/// What kernels are to do, but for where the results go; false if they cannot.
+static bool describe(const scheduler::CountPlan &plan, size_t rank,
+                     int64_t elementBytes, int64_t multiprocessors,
+                     struct corey_rt_observation &o) {
+  rank = std::max<size_t>(rank, 1);
+  auto used = static_cast<size_t>(plan.rows.rank);
+  if (!plan.isCountable || plan.sample.numElements() == 0 || used > rank ||
+      (plan.tokens &&
+       (plan.bins > kMostTokenBins || plan.columns > kMostColumns)))
+    return false;
+  o.tokens = plan.tokens;
+  o.rule = static_cast<int64_t>(plan.rule);
+  o.bins = plan.bins;
+  o.low = plan.low;
+  o.width = plan.width;
+  o.rows = plan.rows.numElements();
+  o.columns = plan.columns;
+  o.columnStride = plan.columnStride * elementBytes;
+  bool isAligned = plan.columnStride == 1 &&
+                   reinterpret_cast<uintptr_t>(plan.sample.data) % 16 == 0;
+  for (size_t axis = 0; axis < rank; ++axis) {
+    bool isUsed = axis + used >= rank;
+    size_t from = isUsed ? axis + used - rank : 0;
+    o.sizes[axis] = isUsed ? plan.rows.shape[from] : 1;
+    o.strides[axis] = isUsed ? plan.rows.strides[from] * elementBytes : 0;
+    isAligned &= o.sizes[axis] == 1 || o.strides[axis] % 16 == 0;
+  }
+  o.isAligned = isAligned;
+  int64_t most = kBlocksPerMultiprocessor * multiprocessors,
+          pieces = (o.columns * elementBytes + 15) / 16,
+          threads = o.rows * pieces,
+          wanted = plan.tokens
+                       ? o.rows
+                       : (threads + kThreadsOfBlock - 1) / kThreadsOfBlock;
+  o.blocks = std::max<int64_t>(std::min(most, wanted), 1);
+  return true;
+}
+
+/// Begins an observation. True if kernels are to be launched.
+static Expected<bool> observe(CallState &state, size_t index,
+                              const void *address, const int64_t *layout,
+                              size_t rank, int64_t width,
+                              struct corey_rt_observation &o) {
   cuda::Call &call = *state.cuda;
   const device::ObservationSite &site = *state.program->observations[index];
   Expected<scheduler::Estimator *> estimator = estimatorOf(state, index);
   if (!estimator)
     return estimator.takeStatus();
   if (site.target && !(*estimator)->wantsLayer(site.target->info().layer))
-    return Status::ok();
+    return false;
   call.observations.resize(state.program->observations.size());
   PendingObservation &seen = call.observations[index];
   if (seen.pending) {
-    Expected<bool> done = seen.copied.isDone();
+    Expected<bool> done = seen.done.isDone();
     if (!done)
       return done.takeStatus();
     if (!*done)
-      return Status::ok();
-    if (Status status = publish(state, seen); !status)
+      return false;
+    if (Status status = publish(state, index); !status)
       return status;
   }
-  if (rank > std::size(seen.view.shape))
+  scheduler::TensorView view;
+  if (rank > std::size(view.shape))
     return Status::unsupported("expected a tensor of at most " +
-                               std::to_string(std::size(seen.view.shape)) +
+                               std::to_string(std::size(view.shape)) +
                                " dimensions, got " + std::to_string(rank));
-  int64_t count = 1;
-  for (size_t i = rank; i-- > 0;) {
-    seen.view.shape[i] = layout[i];
-    seen.view.strides[i] = count;
-    count *= layout[i];
-  }
-  size_t elementBytes = width == 32 ? 4 : 2;
-  size_t bytes = static_cast<size_t>(count) * elementBytes;
-  if (seen.buffer.size() < bytes) {
-    Expected<PinnedBuffer> buffer = PinnedBuffer::allocate(call.device, bytes);
+  view.data = address;
+  if (!toType(width, view.type))
+    return Status::internal("expected an element of 32, 16 or -16 bits, got " +
+                            std::to_string(width));
+  view.rank = static_cast<int>(rank);
+  std::copy_n(layout, rank, view.shape);
+  std::copy_n(layout + rank, rank, view.strides);
+  Expected<scheduler::CountPlan> plan = (*estimator)->plan(view);
+  if (!plan)
+    return plan.takeStatus();
+  seen.plan = *plan;
+  int64_t elementBytes = scheduler::elementTypeSize(view.type);
+  seen.isCounted = describe(seen.plan, rank, elementBytes,
+                            call.device->properties().multiprocessors, o);
+  int64_t numCounts =
+      seen.plan.tokens ? seen.plan.columns + 1 : int64_t(seen.plan.bins);
+  seen.bytes = static_cast<size_t>(
+      seen.isCounted ? int64_t(sizeof(struct corey_rt_observed)) + 8 * numCounts
+                     : seen.plan.sample.numElements() * elementBytes);
+  if (seen.buffer.size() < seen.bytes) {
+    Expected<PinnedBuffer> buffer =
+        PinnedBuffer::allocate(call.device, seen.bytes);
     if (!buffer)
       return buffer.takeStatus();
     seen.buffer = std::move(*buffer);
   }
-  if (!seen.copied) {
+  if (!seen.done) {
     Expected<Event> event = Event::create(call.device);
     if (!event)
       return event.takeStatus();
-    seen.copied = std::move(*event);
+    seen.done = std::move(*event);
   }
-  if (Status status = call.device->copyStrided(
-          seen.buffer.data(), seen.view.strides, address, layout + rank, layout,
-          rank, elementBytes, call.stream, /*toHost=*/true);
-      !status)
+  if (seen.isCounted) {
+    // The call's until it ends, as it has waited for the side stream then.
+    Status status;
+    size_t recordBytes = offsetof(struct corey_rt_observed, below) *
+                         static_cast<size_t>(o.blocks);
+    void *records = call.arena.allocate(recordBytes, &status);
+    if (records)
+      seen.counts = call.arena.allocate(seen.bytes, &status);
+    if (!records || !seen.counts)
+      return status;
+    o.records = reinterpret_cast<int64_t>(records);
+    o.counted = reinterpret_cast<int64_t>(seen.counts);
+  }
+  if (Status status = forkSide(call); !status)
     return status;
-  if (Status status = seen.copied.record(call.stream); !status)
-    return status;
-  seen.site = index;
-  seen.view.data = seen.buffer.data();
-  seen.view.rank = static_cast<int>(rank);
-  seen.view.type = width == 32   ? ElementType::F32
-                   : width == 16 ? ElementType::F16
-                                 : ElementType::BF16;
+  if (seen.isCounted) {
+    if (Status status =
+            call.device->memset(seen.counts, 0, seen.bytes, call.side.handle());
+        !status)
+      return status;
+    call.forkedFrom = call.stream;
+    call.stream = call.side.handle();
+    return true;
+  }
+  int64_t strides[scheduler::TensorView::kMaxRank], stride = 1;
+  const scheduler::TensorView &sample = seen.plan.sample;
+  for (size_t i = rank; i-- > 0; stride *= sample.shape[i])
+    strides[i] = stride;
+  Status status = call.device->copyStrided(
+      seen.buffer.data(), strides, sample.data, sample.strides, sample.shape,
+      rank, static_cast<size_t>(elementBytes), call.side.handle(),
+      /*toHost=*/true);
+  Status finished = finishObservation(call, index);
+  if (!status || !finished)
+    return status ? finished : status;
   seen.pending = true;
-  return Status::ok();
+  return false;
 }
 
-void corey_rt_device_observe(int64_t site, int64_t address, int64_t layout,
-                             int64_t rank, int64_t width) {
+/// Index of a site of the call's program, or -1.
+static int64_t findSite(const CallState &state, int64_t site) {
+  if (!state.program)
+    return -1;
+  auto it = state.program->observationIndex.find(toPointer<const char>(site));
+  return it == state.program->observationIndex.end()
+             ? -1
+             : static_cast<int64_t>(it->second);
+}
+
+static void failAtSite(int64_t site, const Status &status) {
+  device::failCall(Status(status.code(),
+                          "site '" + std::string(toPointer<const char>(site)) +
+                              "': " + status.message()));
+}
+
+int64_t corey_rt_device_observe(int64_t site, int64_t address, int64_t layout,
+                                int64_t rank, int64_t width,
+                                int64_t observation) {
   CallState &state = device::callOrDefault();
   cuda::Call *call = deviceCall();
-  if (!call || call->capturing || !state.program)
+  int64_t index = findSite(state, site);
+  if (!call || call->capturing || index < 0)
+    return 0;
+  Expected<bool> isCounted =
+      observe(state, static_cast<size_t>(index), toPointer<const void>(address),
+              toPointer<const int64_t>(layout), static_cast<size_t>(rank),
+              width, *toPointer<struct corey_rt_observation>(observation));
+  if (isCounted)
+    return *isCounted;
+  failAtSite(site, isCounted.status());
+  return 0;
+}
+
+void corey_rt_device_observed(int64_t site) {
+  CallState &state = device::callOrDefault();
+  cuda::Call *call = state.cuda;
+  int64_t index = findSite(state, site);
+  if (!call || !call->forkedFrom || index < 0)
     return;
-  auto it = state.program->observationIndex.find(toPointer<const char>(site));
-  if (it == state.program->observationIndex.end())
-    return;
-  Status status = observe(state, it->second, toPointer<const void>(address),
-                          toPointer<const int64_t>(layout),
-                          static_cast<size_t>(rank), width);
-  if (!status)
-    device::failCall(Status(status.code(), "site '" + std::string(it->first) +
-                                               "': " + status.message()));
+  call->stream = std::exchange(call->forkedFrom, nullptr);
+  PendingObservation &seen = call->observations[static_cast<size_t>(index)];
+  Status status = Status::ok();
+  if (state.error)
+    status = call->device->copyToHost(seen.buffer.data(), seen.counts,
+                                      seen.bytes, call->side.handle());
+  Status finished = finishObservation(*call, static_cast<size_t>(index));
+  if (!status || !finished)
+    return failAtSite(site, status ? finished : status);
+  seen.pending = state.error.isOk();
 }

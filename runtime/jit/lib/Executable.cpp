@@ -365,7 +365,8 @@ struct Executable::Impl {
   std::atomic<uint64_t> changes{0};
 
   Status describe(ModuleOp module);
-  Status addSites(ModuleOp module);
+  Status addSites(ModuleOp module,
+                  const scheduler::EstimatorOptions &observation);
   Status load(ModuleOp module, const CompileOptions &options, Stopwatch &watch);
 
   const Function *find(std::string_view name) const {
@@ -596,7 +597,11 @@ static void describeScan(mlir::Operation *op, const Backend &backend,
 
 /// Makes the sites of a module after the Bound phase, and has the input of a
 /// scan observed where its policy decides on it.
-Status Executable::Impl::addSites(ModuleOp module) {
+Status
+Executable::Impl::addSites(ModuleOp module,
+                           const scheduler::EstimatorOptions &observation) {
+  if (auto estimator = scheduler::Estimator::create(observation); !estimator)
+    return estimator.takeStatus();
   llvm::SmallVector<ssm::ScanOpInterface> scans;
   llvm::SmallVector<ssm::BindChunkOp> binds;
   module.walk([&](mlir::Operation *op) {
@@ -638,7 +643,7 @@ Status Executable::Impl::addSites(ModuleOp module) {
     if (program.observationIndex.count(op.getSite()))
       return;
     scheduler::Site *target = program.findChunk(op.getSite());
-    scheduler::EstimatorOptions options;
+    scheduler::EstimatorOptions options = observation;
     if (target)
       options = target->policy()->statistics().value_or(options);
     program.addObservation(std::make_unique<device::ObservationSite>(
@@ -672,6 +677,7 @@ runtimeSymbols(llvm::orc::MangleAndInterner mangle) {
   add("corey_rt_device_copy", corey_rt_device_copy);
   add("corey_rt_device_gemm", corey_rt_device_gemm);
   add("corey_rt_device_observe", corey_rt_device_observe);
+  add("corey_rt_device_observed", corey_rt_device_observed);
   add("corey_rt_device_error_slot", corey_rt_device_error_slot);
   return symbols;
 }
@@ -806,7 +812,7 @@ Context::compile(std::string_view source, const CompileOptions &options,
     return status;
   if (Status status = program.describe(op); !status)
     return status;
-  if (Status status = program.addSites(op); !status)
+  if (Status status = program.addSites(op, options.observation); !status)
     return status;
   // What a policy has observed may have been kept from memory before.
   program.traffic = measureTraffic(op, impl->backend->machine());

@@ -59,6 +59,25 @@ struct Segment {
   double entropies = 0;
   uint64_t tokens = 0, dropped = 0;
 
+  void add(const Segment &other) {
+    if (other.count)
+      extend(other.min, other.max, count == 0);
+    count += other.count;
+    nan += other.nan;
+    positive += other.positive;
+    negative += other.negative;
+    s1 += other.s1;
+    s2 += other.s2;
+    s3 += other.s3;
+    s4 += other.s4;
+    absolute += other.absolute;
+    below += other.below;
+    above += other.above;
+    beyond += other.beyond;
+    entropies += other.entropies;
+    tokens += other.tokens;
+    dropped += other.dropped;
+  }
   uint64_t nonFinite() const { return nan + positive + negative; }
   void countNonFinite(double x) {
     if (x != x)
@@ -113,20 +132,43 @@ float floorToF32(double x) {
              : f;
 }
 
-/// -sum p ln(p + inside) over p > least, p = count / (total + inSum).
-double entropyOf(const uint64_t *counts, size_t bins, double total,
-                 double inSum, double inside, double least) {
-  double h = 0;
-  for (size_t i = 0; i < bins; ++i) {
-    if (!counts[i])
-      continue;
-    double p = static_cast<double>(counts[i]) / (total + inSum);
-    if (p > least)
-      h -= p * std::log(p + inside);
+/// An entropy as -sum p ln(p + inside) over p > least, p = count / (total +
+/// inSum).
+struct EntropyRule {
+  double inSum = 0, inside = 0, least = 0;
+
+  /// What a bin adds.
+  double term(uint64_t count, double total) const {
+    double p = static_cast<double>(count) / (total + inSum);
+    return p > least ? -p * std::log(p + inside) : 0;
   }
-  // The epsilons make a full bin negative by as much.
-  return h < 0 ? 0 : h;
+  double of(const uint64_t *counts, size_t bins, double total) const {
+    double h = 0;
+    for (size_t i = 0; i < bins; ++i)
+      if (counts[i])
+        h += term(counts[i], total);
+    // The epsilons make a full bin negative by as much.
+    return h < 0 ? 0 : h;
+  }
+};
+EntropyRule entropyRule(RangeMode mode) {
+  switch (mode) {
+  case RangeMode::MinMax:
+    return {1e-10, 1e-10, 1e-10};
+  case RangeMode::PaddedMinMax:
+    return {0, 1e-12, 0};
+  case RangeMode::Fixed:
+  case RangeMode::RunningQuantile:
+    break;
+  }
+  return {};
 }
+
+/// The range of a histogram, and whether the mode takes the data for constant.
+struct HistogramRange {
+  double low = 0, high = 0;
+  bool constant = false;
+};
 } // namespace
 
 Nats scheduler::histogramEntropy(const std::vector<uint64_t> &counts) {
@@ -135,7 +177,7 @@ Nats scheduler::histogramEntropy(const std::vector<uint64_t> &counts) {
     total += static_cast<double>(count);
   if (total == 0)
     return Nats(0);
-  return Nats(entropyOf(counts.data(), counts.size(), total, 0, 0, 0));
+  return Nats(EntropyRule().of(counts.data(), counts.size(), total));
 }
 
 struct Estimator::Impl {
@@ -213,7 +255,21 @@ struct Estimator::Impl {
                     double &pivot);
   Statistics measureTokens(const TensorView &tensor, int timeAxis);
   bool momentsOf(Segment &segment, const float *x, int64_t n, double pivot);
-  Statistics summarize(int64_t numSegments, double pivot, double unit) const;
+  Segment allSegments(int64_t numSegments) const;
+  Statistics summarize(const Segment &all, double pivot, double unit) const;
+  HistogramRange rangeOf(const Statistics &found, bool isF64) const;
+  void followQuantiles(const Statistics &found, double from, double to,
+                       uint64_t below, uint64_t above);
+  void concludeTensor(Statistics &result, const HistogramRange &range,
+                      const Segment &all);
+  void concludeTokens(Statistics &result, const Segment &all) const;
+  Expected<TensorView> sampleOf(const TensorView &tensor, int &timeAxis) const;
+  /// Whether the range does not depend on the tensor.
+  bool knowsRange() const {
+    return options.range == RangeMode::Fixed ||
+           (options.range == RangeMode::RunningQuantile && hasRange);
+  }
+  bool fitsF32(double low, double width) const;
   double quantile(double share, double low, double high, double min, double max,
                   uint64_t below, uint64_t above) const;
 };
@@ -463,24 +519,17 @@ Segment Estimator::Impl::countBits(const TensorReader &reader, ElementType type,
   return all;
 }
 
-Statistics Estimator::Impl::summarize(int64_t numSegments, double pivot,
-                                      double unit) const {
+Segment Estimator::Impl::allSegments(int64_t numSegments) const {
   Segment all;
-  for (int64_t i = 0; i < numSegments; ++i) {
-    const Segment &s = segments[i];
-    if (s.count)
-      all.extend(s.min, s.max, all.count == 0);
-    all.count += s.count;
-    all.nan += s.nan;
-    all.positive += s.positive;
-    all.negative += s.negative;
-    all.s1 += s.s1;
-    all.s2 += s.s2;
-    all.s3 += s.s3;
-    all.s4 += s.s4;
-    all.absolute += s.absolute;
-  }
+  for (int64_t i = 0; i < numSegments; ++i)
+    all.add(segments[i]);
+  return all;
+}
+
+Statistics Estimator::Impl::summarize(const Segment &all, double pivot,
+                                      double unit) const {
   Statistics result;
+  result.bins = options.bins;
   result.count = all.count;
   result.nan = all.nan;
   result.positiveInfinity = all.positive;
@@ -549,6 +598,96 @@ double Estimator::Impl::quantile(double share, double low, double high,
   return high;
 }
 
+HistogramRange Estimator::Impl::rangeOf(const Statistics &found,
+                                        bool isF64) const {
+  double low = found.min, high = found.max, spread = high - low;
+  switch (options.range) {
+  case RangeMode::MinMax:
+    return {low, high,
+            isF64 ? spread < 1e-8
+                  : static_cast<float>(high) - static_cast<float>(low) < 1e-8f};
+  case RangeMode::PaddedMinMax: {
+    double margin = std::max(0.05 * spread, 1e-6);
+    constexpr double kLargest = std::numeric_limits<double>::max();
+    return {std::max(low - margin, -kLargest),
+            std::min(high + margin, kLargest),
+            spread <= 1e-8 + 1e-5 * std::fabs(high)};
+  }
+  case RangeMode::Fixed:
+    return {options.low, options.high, spread == 0};
+  case RangeMode::RunningQuantile:
+    break;
+  }
+  if (hasRange)
+    return {runningLow, runningHigh, spread == 0};
+  return {low, high, spread == 0};
+}
+
+/// f32 cannot hold every range: data are binned in f64 where the width
+/// overflows, or where rounding the low end would move the bins.
+bool Estimator::Impl::fitsF32(double low, double width) const {
+  float l = static_cast<float>(low), w = static_cast<float>(width);
+  return std::isfinite(l) && std::isfinite(w) && w >= 1e-30f &&
+         (static_cast<double>(l) == low || w > std::fabs(l) * 1e-3f);
+}
+
+/// Moves the running quantiles by a histogram over [from, to].
+void Estimator::Impl::followQuantiles(const Statistics &found, double from,
+                                      double to, uint64_t below,
+                                      uint64_t above) {
+  double q = options.quantile;
+  double l = quantile(q, from, to, found.min, found.max, below, above);
+  double h = quantile(1 - q, from, to, found.min, found.max, below, above);
+  if (!(l < h)) {
+    l = found.min;
+    h = found.max;
+  }
+  runningLow =
+      hasRange ? options.decay * runningLow + (1 - options.decay) * l : l;
+  runningHigh =
+      hasRange ? options.decay * runningHigh + (1 - options.decay) * h : h;
+  hasRange = true;
+}
+
+/// What the histogram says, `counts` over `range`, of a tensor with elements.
+void Estimator::Impl::concludeTensor(Statistics &result,
+                                     const HistogramRange &range,
+                                     const Segment &all) {
+  result.low = range.low;
+  result.high = range.high;
+  result.below = all.below;
+  result.above = all.above;
+  double n = static_cast<double>(result.count);
+  result.outlierFraction = static_cast<double>(all.beyond) / n;
+  if (!range.constant) {
+    result.entropy =
+        Nats(entropyRule(options.range).of(counts.data(), counts.size(), n));
+    return;
+  }
+  if (result.validity == Validity::Ok)
+    result.validity = Validity::Constant;
+  if (!knowsRange()) {
+    // All of them in one bin, as the estimators would have it.
+    counts.assign(options.bins, 0);
+    counts[0] = result.count;
+  }
+}
+
+void Estimator::Impl::concludeTokens(Statistics &result,
+                                     const Segment &all) const {
+  result.tokens = all.tokens;
+  result.tokensDropped = all.dropped;
+  if (result.tokens)
+    result.entropy = Nats(all.entropies / static_cast<double>(all.tokens));
+  else if (result.validity == Validity::Ok)
+    result.validity = Validity::Constant;
+  result.low = result.min;
+  result.high = result.max;
+  if (result.count)
+    result.outlierFraction =
+        static_cast<double>(all.beyond) / static_cast<double>(result.count);
+}
+
 Statistics Estimator::Impl::measure(const TensorView &tensor) {
   TensorReader reader(tensor, kernels);
   int64_t size = reader.size();
@@ -559,8 +698,7 @@ Statistics Estimator::Impl::measure(const TensorView &tensor) {
   bool isF64 = tensor.type == ElementType::F64;
 
   // Where the range is known the histogram is made in the same pass.
-  bool known = options.range == RangeMode::Fixed ||
-               (options.range == RangeMode::RunningQuantile && hasRange);
+  bool known = knowsRange();
   double low = options.low, high = options.high;
   if (options.range == RangeMode::RunningQuantile) {
     low = runningLow;
@@ -587,16 +725,9 @@ Statistics Estimator::Impl::measure(const TensorView &tensor) {
     }
     return binning;
   };
-  // f32 cannot hold every range: data are binned in f64 where the width
-  // overflows, or where rounding the low end would move the bins.
-  auto fitsF32 = [&](double low, double width) {
-    float l = static_cast<float>(low), w = static_cast<float>(width);
-    return !isF64 && std::isfinite(l) && std::isfinite(w) && w >= 1e-30f &&
-           (static_cast<double>(l) == low || w > std::fabs(l) * 1e-3f);
-  };
   BinningF32 narrow = narrowBinning(low, high - low);
   BinningF64 wide = wideBinning(low, high, 0);
-  bool inF32 = fitsF32(low, high - low);
+  bool inF32 = !isF64 && fitsF32(low, high - low);
 
   double pivot = 0, unit = 1;
   bool byValue = size >= kCountBits &&
@@ -699,30 +830,13 @@ Statistics Estimator::Impl::measure(const TensorView &tensor) {
     gatherCounts(used);
   }
 
-  Statistics result = summarize(numSegments, pivot, unit);
-  result.bins = options.bins;
+  Statistics result = summarize(allSegments(numSegments), pivot, unit);
   if (!result.count) {
     result.low = low;
     result.high = high;
     return result;
   }
-  double spread = result.max - result.min;
-  bool constant = false;
-  switch (options.range) {
-  case RangeMode::MinMax:
-    constant = isF64 ? spread < 1e-8
-                     : static_cast<float>(result.max) -
-                               static_cast<float>(result.min) <
-                           1e-8f;
-    break;
-  case RangeMode::PaddedMinMax:
-    constant = spread <= 1e-8 + 1e-5 * std::fabs(result.max);
-    break;
-  case RangeMode::Fixed:
-  case RangeMode::RunningQuantile:
-    constant = spread == 0;
-    break;
-  }
+  HistogramRange range = rangeOf(result, isF64);
 
   // The second pass, where there is one, also counts outliers; they can only
   // exist if the peak is one.
@@ -734,7 +848,7 @@ Statistics Estimator::Impl::measure(const TensorView &tensor) {
   auto secondPass = [&](double low, double width, double high, double epsilon) {
     narrow = narrowBinning(low, width);
     narrow.inside = low == result.min && high == result.max;
-    inF32 = fitsF32(low, width);
+    inF32 = !isF64 && fitsF32(low, width);
     wide = wideBinning(low, high, epsilon);
     if (byValue)
       return binValues();
@@ -744,94 +858,59 @@ Statistics Estimator::Impl::measure(const TensorView &tensor) {
   };
   switch (options.range) {
   case RangeMode::MinMax:
-    low = result.min;
-    high = result.max;
-    if (!constant)
+    if (!range.constant)
       // The sum is taken in f32 first, as the published estimator does.
-      secondPass(
-          low,
-          static_cast<double>(
-              (static_cast<float>(high) - static_cast<float>(low)) + 1e-8f),
-          high, 1e-8);
+      secondPass(range.low,
+                 static_cast<double>((static_cast<float>(range.high) -
+                                      static_cast<float>(range.low)) +
+                                     1e-8f),
+                 range.high, 1e-8);
     break;
-  case RangeMode::PaddedMinMax: {
-    double margin = std::max(0.05 * spread, 1e-6);
-    constexpr double kLargest = std::numeric_limits<double>::max();
-    low = std::max(result.min - margin, -kLargest);
-    high = std::min(result.max + margin, kLargest);
-    if (!constant) {
+  case RangeMode::PaddedMinMax:
+    if (!range.constant) {
       inF32 = false;
-      wide = wideBinning(low, high, 0);
+      wide = wideBinning(range.low, range.high, 0);
       if (byValue)
         binValues();
       else
         binPass(reader, used, nullptr, &wide, 0, false);
     }
     break;
-  }
   case RangeMode::Fixed:
     break;
   case RangeMode::RunningQuantile: {
-    double q = options.quantile;
-    auto follow = [&](double from, double to) {
-      uint64_t below = 0, above = 0;
-      for (int64_t i = 0; i < numSegments; ++i) {
-        below += segments[i].below;
-        above += segments[i].above;
-      }
-      double l = quantile(q, from, to, result.min, result.max, below, above);
-      double h =
-          quantile(1 - q, from, to, result.min, result.max, below, above);
-      if (!(l < h)) {
-        l = result.min;
-        h = result.max;
-      }
-      runningLow =
-          hasRange ? options.decay * runningLow + (1 - options.decay) * l : l;
-      runningHigh =
-          hasRange ? options.decay * runningHigh + (1 - options.decay) * h : h;
-      hasRange = true;
-    };
-    if (constant) {
-      // One value says nothing about a range.
-      if (!known)
-        low = high = result.min;
+    // One value says nothing about a range.
+    if (range.constant)
       break;
-    }
+    auto follow = [&] {
+      Segment all = allSegments(numSegments);
+      followQuantiles(result, range.low, range.high, all.below, all.above);
+    };
     if (known) {
-      follow(low, high);
+      follow();
       break;
     }
     // An outlier in the first tensor puts nearly all of it into one bin, which
     // says little about quantiles: look closer until they span enough bins.
-    low = result.min;
-    high = result.max;
     for (int look = 0; look < 4; ++look) {
-      secondPass(low, high - low, high, 0);
-      double width = (high - low) / options.bins;
+      secondPass(range.low, range.high - range.low, range.high, 0);
+      double width = (range.high - range.low) / options.bins;
       hasRange = false;
-      follow(low, high);
-      low = runningLow;
-      high = runningHigh;
-      if (high - low > std::min(16, options.bins / 2) * width)
+      follow();
+      range.low = runningLow;
+      range.high = runningHigh;
+      if (range.high - range.low > std::min(16, options.bins / 2) * width)
         break;
     }
-    secondPass(low, high - low, high, 0);
+    secondPass(range.low, range.high - range.low, range.high, 0);
     break;
   }
   }
-  for (int64_t i = 0; i < numSegments; ++i) {
-    result.below += segments[i].below;
-    result.above += segments[i].above;
-  }
-  result.low = low;
-  result.high = high;
 
-  uint64_t outliers = 0;
   if (mayHaveOutliers && byValue) {
     for (size_t i = 0; i < values.size(); ++i)
       if (std::fabs(values[i]) > beyond)
-        outliers += occurrences[i];
+        segments[0].beyond += occurrences[i];
   } else if (mayHaveOutliers && !counted) {
     overSegments(
         size, kSegment, used,
@@ -851,37 +930,7 @@ Statistics Estimator::Impl::measure(const TensorView &tensor) {
                                   });
         });
   }
-  if (mayHaveOutliers && !byValue)
-    for (int64_t i = 0; i < numSegments; ++i)
-      outliers += segments[i].beyond;
-  double n = static_cast<double>(result.count);
-  result.outlierFraction = static_cast<double>(outliers) / n;
-
-  if (constant) {
-    if (result.validity == Validity::Ok)
-      result.validity = Validity::Constant;
-    result.entropy = Nats(0);
-    if (!known) {
-      // All of them in one bin, as the estimators would have it.
-      counts.assign(options.bins, 0);
-      counts[0] = result.count;
-    }
-    return result;
-  }
-  switch (options.range) {
-  case RangeMode::MinMax:
-    result.entropy =
-        Nats(entropyOf(counts.data(), counts.size(), n, 1e-10, 1e-10, 1e-10));
-    break;
-  case RangeMode::PaddedMinMax:
-    result.entropy =
-        Nats(entropyOf(counts.data(), counts.size(), n, 0, 1e-12, 0));
-    break;
-  case RangeMode::Fixed:
-  case RangeMode::RunningQuantile:
-    result.entropy = Nats(entropyOf(counts.data(), counts.size(), n, 0, 0, 0));
-    break;
-  }
+  concludeTensor(result, range, allSegments(numSegments));
   return result;
 }
 
@@ -988,51 +1037,43 @@ Statistics Estimator::Impl::measureTokens(const TensorView &tensor,
           std::fill(thread.counts.begin(), thread.counts.end(), 0);
           flush(thread);
           segment.entropies +=
-              entropyOf(thread.counts.data(), thread.counts.size(),
-                        static_cast<double>(n), 1e-10, 1e-10, 1e-10);
+              entropyRule(RangeMode::MinMax)
+                  .of(thread.counts.data(), thread.counts.size(),
+                      static_cast<double>(n));
           ++segment.tokens;
         }
       });
-  Statistics result = summarize(numSegments, pivot, 1);
-  result.bins = options.bins;
-  double entropies = 0;
-  for (int64_t i = 0; i < numSegments; ++i) {
-    entropies += segments[i].entropies;
-    result.tokens += segments[i].tokens;
-    result.tokensDropped += segments[i].dropped;
-  }
-  if (result.tokens)
-    result.entropy = Nats(entropies / static_cast<double>(result.tokens));
-  else if (result.validity == Validity::Ok)
-    result.validity = Validity::Constant;
-  result.low = result.min;
-  result.high = result.max;
+  Segment all = allSegments(numSegments);
+  Statistics result = summarize(all, pivot, 1);
   if (tokens)
     counts = threads[(numSegments - 1) % used].counts;
   double bound = 6 * std::sqrt(result.variance);
   if (bound > 0 &&
       std::max(std::fabs(result.min), std::fabs(result.max)) > bound) {
     TensorReader reader(tensor, kernels);
-    uint64_t outliers = 0;
     float limit = floorToF32(bound);
     forEachFinite<float>(reader, 0, reader.size(), result.nonFinite() == 0,
                          [&](const float *x, int64_t n) {
-                           outliers += kernels.countBeyond(x, n, limit);
+                           all.beyond += kernels.countBeyond(x, n, limit);
                          });
-    result.outlierFraction =
-        static_cast<double>(outliers) / static_cast<double>(result.count);
   }
+  concludeTokens(result, all);
   return result;
 }
 
-Expected<Statistics> Estimator::estimate(const TensorView &tensor) {
+//===----------------------------------------------------------------------===//
+// Sampling
+//===----------------------------------------------------------------------===//
+
+/// The elements that are looked at, and where their time is.
+Expected<TensorView> Estimator::Impl::sampleOf(const TensorView &tensor,
+                                               int &time) const {
   if (Status status = checkTensorView("tensor", tensor); !status)
     return status;
-  const EstimatorOptions &o = impl->options;
   TensorView sampled = tensor;
-  if (o.sampling == Sampling::Full)
-    return impl->measure(sampled);
-  int time = o.timeAxis >= 0 ? o.timeAxis : tensor.rank >= 3 ? 1 : 0;
+  time = options.timeAxis >= 0 ? options.timeAxis : tensor.rank >= 3 ? 1 : 0;
+  if (options.sampling == Sampling::Full)
+    return sampled;
   if (time >= tensor.rank)
     return Status::invalidArgument(
         "tensor: expected a time axis below the rank " +
@@ -1040,10 +1081,131 @@ Expected<Statistics> Estimator::estimate(const TensorView &tensor) {
   // Of a stride beyond the size the first position is left, and the product
   // could overflow.
   int64_t size = tensor.shape[time];
-  sampled.shape[time] = size ? (size - 1) / o.stride + 1 : 0;
+  sampled.shape[time] = size ? (size - 1) / options.stride + 1 : 0;
   if (sampled.shape[time] > 1)
-    sampled.strides[time] *= o.stride;
-  if (o.sampling == Sampling::Strided)
-    return impl->measure(sampled);
-  return impl->measureTokens(sampled, time);
+    sampled.strides[time] *= options.stride;
+  return sampled;
+}
+
+Expected<Statistics> Estimator::estimate(const TensorView &tensor) {
+  int time = 0;
+  Expected<TensorView> sampled = impl->sampleOf(tensor, time);
+  if (!sampled)
+    return sampled.takeStatus();
+  return impl->options.sampling == Sampling::Token
+             ? impl->measureTokens(*sampled, time)
+             : impl->measure(*sampled);
+}
+
+//===----------------------------------------------------------------------===//
+// Counts from elsewhere
+//===----------------------------------------------------------------------===//
+
+Expected<CountPlan> Estimator::plan(const TensorView &tensor) const {
+  const EstimatorOptions &o = impl->options;
+  int time = 0;
+  Expected<TensorView> sampled = impl->sampleOf(tensor, time);
+  if (!sampled)
+    return sampled.takeStatus();
+  CountPlan plan;
+  plan.sample = *sampled;
+  plan.timeAxis = time;
+  // Axes that a token has, or all of them.
+  TensorView inner = *sampled;
+  if (o.sampling == Sampling::Token) {
+    plan.rows = *sampled;
+    plan.rows.rank = time + 1;
+    inner.rank = 0;
+    for (int i = time + 1; i < sampled->rank; ++i) {
+      inner.shape[inner.rank] = sampled->shape[i];
+      inner.strides[inner.rank++] = sampled->strides[i];
+    }
+    inner = mergeAxes(inner);
+    plan.tokens = true;
+    plan.isCountable = inner.rank <= 1;
+  } else {
+    inner = plan.rows = mergeAxes(inner);
+    plan.rows.rank = std::max(inner.rank - 1, 0);
+  }
+  if (inner.rank) {
+    plan.columns = inner.shape[inner.rank - 1];
+    plan.columnStride = inner.strides[inner.rank - 1];
+  }
+  plan.isCountable &= tensor.type != ElementType::F64;
+  plan.bins = o.bins;
+  switch (o.range) {
+  case RangeMode::MinMax:
+    plan.rule = plan.tokens ? CountPlan::Rule::None : CountPlan::Rule::MinMax;
+    break;
+  case RangeMode::PaddedMinMax:
+    plan.rule = CountPlan::Rule::PaddedMinMax;
+    break;
+  case RangeMode::RunningQuantile:
+    // The first tensor is looked at several times.
+    plan.isCountable &= impl->hasRange;
+    [[fallthrough]];
+  case RangeMode::Fixed:
+    plan.low = o.range == RangeMode::Fixed ? o.low : impl->runningLow;
+    plan.width =
+        (o.range == RangeMode::Fixed ? o.high : impl->runningHigh) - plan.low;
+    plan.rule = impl->fitsF32(plan.low, plan.width) ? CountPlan::Rule::GivenF32
+                                                    : CountPlan::Rule::GivenF64;
+    break;
+  }
+  return plan;
+}
+
+Statistics Estimator::finish(const CountPlan &plan, const CountedTensor &c) {
+  Impl &e = *impl;
+  Segment all;
+  all.count = c.count;
+  all.nan = c.nan;
+  all.positive = c.positiveInfinity;
+  all.negative = c.negativeInfinity;
+  all.min = c.min;
+  all.max = c.max;
+  all.s1 = c.s1;
+  all.s2 = c.s2;
+  all.s3 = c.s3;
+  all.s4 = c.s4;
+  all.absolute = c.absolute;
+  all.below = c.below;
+  all.above = c.above;
+  all.beyond = c.outliers;
+  all.tokens = c.tokens;
+  all.dropped = c.tokensDropped;
+  Statistics result = e.summarize(all, c.pivot, 1);
+  if (plan.tokens) {
+    // Bins of all tokens by how many elements they have.
+    EntropyRule rule = entropyRule(RangeMode::MinMax);
+    for (int64_t count = 1; count <= plan.columns; ++count)
+      if (uint64_t bins = c.counts[count])
+        all.entropies += static_cast<double>(bins) *
+                         rule.term(static_cast<uint64_t>(count),
+                                   static_cast<double>(plan.columns));
+    all.entropies = std::max(all.entropies, 0.0);
+    e.concludeTokens(result, all);
+    return result;
+  }
+  e.counts.assign(c.counts, c.counts + e.options.bins);
+  HistogramRange range = e.rangeOf(result, /*isF64=*/false);
+  if (!result.count) {
+    result.low = e.knowsRange() ? range.low : e.options.low;
+    result.high = e.knowsRange() ? range.high : e.options.high;
+    return result;
+  }
+  if (e.options.range == RangeMode::RunningQuantile && !range.constant)
+    e.followQuantiles(result, range.low, range.high, all.below, all.above);
+  e.concludeTensor(result, range, all);
+  return result;
+}
+
+Statistics Estimator::finish(const CountPlan &plan, const void *elements) {
+  TensorView copy = plan.sample;
+  copy.data = elements;
+  int64_t stride = 1;
+  for (int i = copy.rank; i-- > 0; stride *= copy.shape[i])
+    copy.strides[i] = stride;
+  return plan.tokens ? impl->measureTokens(copy, plan.timeAxis)
+                     : impl->measure(copy);
 }

@@ -79,17 +79,17 @@ double scheduler::loadElement(const void *data, ElementType type,
   return 0;
 }
 
-TensorReader::TensorReader(const TensorView &tensor,
-                           const EstimatorKernels &kernels)
-    : kernels(kernels), data(tensor.data), type(tensor.type) {
+TensorView scheduler::mergeAxes(const TensorView &tensor) {
+  TensorView merged = tensor;
+  int axes = 0;
   for (int i = 0; i < tensor.rank; ++i) {
-    total *= tensor.shape[i];
     if (tensor.shape[i] == 1)
       continue;
-    shape[axes] = tensor.shape[i];
-    strides[axes] = tensor.strides[i];
+    merged.shape[axes] = tensor.shape[i];
+    merged.strides[axes] = tensor.strides[i];
     ++axes;
   }
+  int64_t *shape = merged.shape, *strides = merged.strides;
   // The axis with the smallest stride last: the order of elements is free, that
   // of memory is fast. A stable sort of at most eight.
   for (int i = 1; i < axes; ++i)
@@ -99,8 +99,9 @@ TensorReader::TensorReader(const TensorView &tensor,
       std::swap(shape[j - 1], shape[j]);
     }
   // Axes that lie one in the other are one.
-  int kept = 0;
+  merged.rank = 0;
   for (int i = 0; i < axes; ++i) {
+    int &kept = merged.rank;
     if (kept && strides[kept - 1] == shape[i] * strides[i]) {
       shape[kept - 1] *= shape[i];
       strides[kept - 1] = strides[i];
@@ -110,14 +111,18 @@ TensorReader::TensorReader(const TensorView &tensor,
     strides[kept] = strides[i];
     ++kept;
   }
-  axes = kept;
+  return merged;
 }
+
+TensorReader::TensorReader(const TensorView &tensor,
+                           const EstimatorKernels &kernels)
+    : kernels(kernels), view(mergeAxes(tensor)), total(tensor.numElements()) {}
 
 void TensorReader::read(float *to, int64_t offset, int64_t step,
                         int64_t count) const {
-  switch (type) {
+  switch (view.type) {
   case ElementType::F32: {
-    const float *from = static_cast<const float *>(data) + offset;
+    const float *from = static_cast<const float *>(view.data) + offset;
     if (step == 1) {
       std::memcpy(to, from, count * sizeof(float));
       return;
@@ -128,9 +133,9 @@ void TensorReader::read(float *to, int64_t offset, int64_t step,
   }
   case ElementType::F16:
   case ElementType::BF16: {
-    const uint16_t *from = static_cast<const uint16_t *>(data) + offset;
+    const uint16_t *from = static_cast<const uint16_t *>(view.data) + offset;
     auto widen =
-        type == ElementType::F16 ? kernels.widenF16 : kernels.widenBF16;
+        view.type == ElementType::F16 ? kernels.widenF16 : kernels.widenBF16;
     if (step == 1)
       return widen(from, to, count);
     uint16_t gathered[64];
@@ -145,14 +150,14 @@ void TensorReader::read(float *to, int64_t offset, int64_t step,
   case ElementType::F64:
     for (int64_t i = 0; i < count; ++i)
       to[i] = static_cast<float>(
-          static_cast<const double *>(data)[offset + i * step]);
+          static_cast<const double *>(view.data)[offset + i * step]);
     return;
   }
 }
 
 void TensorReader::read(uint16_t *to, int64_t offset, int64_t step,
                         int64_t count) const {
-  const uint16_t *from = static_cast<const uint16_t *>(data) + offset;
+  const uint16_t *from = static_cast<const uint16_t *>(view.data) + offset;
   for (int64_t i = 0; i < count; ++i)
     to[i] = from[i * step];
 }
@@ -160,5 +165,5 @@ void TensorReader::read(uint16_t *to, int64_t offset, int64_t step,
 void TensorReader::read(double *to, int64_t offset, int64_t step,
                         int64_t count) const {
   for (int64_t i = 0; i < count; ++i)
-    to[i] = loadElement(data, type, offset + i * step);
+    to[i] = loadElement(view.data, view.type, offset + i * step);
 }

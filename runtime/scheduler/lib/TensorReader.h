@@ -21,6 +21,10 @@ Status checkTensorView(const char *name, const TensorView &tensor);
 /// Element `offset` of memory of type `type`, exactly.
 double loadElement(const void *data, ElementType type, int64_t offset);
 
+/// The same elements with as few axes as they need, none of size 1, those with
+/// the largest strides first.
+TensorView mergeAxes(const TensorView &tensor);
+
 /// Reads the elements of a tensor, in an order of its own that depends on shape
 /// and strides only, as blocks of f32 or f64.
 class TensorReader {
@@ -36,6 +40,8 @@ public:
   void forEach(int64_t begin, int64_t end, Use use) const {
     alignas(64) T buffer[kBlock];
     int64_t filled = 0;
+    int axes = view.rank;
+    const int64_t *shape = view.shape, *strides = view.strides;
     int64_t run = axes ? shape[axes - 1] : 1;
     while (begin < end) {
       // Where the element lies: few divisions, one set per run.
@@ -50,10 +56,11 @@ public:
       int64_t count = std::min(run - inner, end - begin);
       int64_t step = axes ? strides[axes - 1] : 1;
       // What needs no conversion is used where it lies.
-      bool inPlace = sizeof(T) == 4 ? type == ElementType::F32 : sizeof(T) == 2;
+      bool inPlace =
+          sizeof(T) == 4 ? view.type == ElementType::F32 : sizeof(T) == 2;
       if (inPlace && step == 1 && filled == 0 && count >= 64) {
         count = std::min(count, kBlock);
-        use(static_cast<const T *>(data) + offset, count);
+        use(static_cast<const T *>(view.data) + offset, count);
         begin += count;
         continue;
       }
@@ -76,11 +83,8 @@ private:
   void read(double *to, int64_t offset, int64_t step, int64_t count) const;
 
   const EstimatorKernels &kernels;
-  const void *data;
-  ElementType type;
-  int axes = 0;
-  int64_t shape[TensorView::kMaxRank], strides[TensorView::kMaxRank];
-  int64_t total = 1;
+  TensorView view;
+  int64_t total;
 };
 
 } // namespace corey::scheduler

@@ -8,6 +8,7 @@
 #define COREY_EXECUTABLE_H
 
 #include "corey/SafeTensors.h"
+#include "corey/Scheduler/Estimator.h"
 #include "corey/Scheduler/Problem.h"
 #include "corey/Status.h"
 #include "corey/Tensor.h"
@@ -53,6 +54,9 @@ struct CompileOptions {
   /// Gathers statistics of every floating-point tensor of the program in each
   /// run, at sites of their own (see observations()). Slow.
   bool observeValues = false;
+  /// What is looked at of an observed value, and how, at sites that serve no
+  /// policy's decision.
+  scheduler::EstimatorOptions observation;
   /// The chip whose code emit() shows and exportProgram() writes, such as
   /// "sm_90a"; empty stands for the context's device. compile() always makes
   /// code for that.

@@ -359,6 +359,8 @@ public:
   /// there is no memory, after free blocks of other sizes were given back.
   void *allocate(size_t bytes, Status *status = nullptr);
   void release(void *pointer);
+  /// Whether `address` lies in the block at `pointer`.
+  bool contains(void *pointer, const void *address) const;
   /// Takes back every block that is still in use.
   void releaseAll();
   /// Gives no blocks back to the driver any more: a graph uses them.
@@ -468,15 +470,19 @@ private:
   std::vector<std::unique_ptr<Kernel>> kernels;
 };
 
-/// A tensor on its way from a call to an estimator.
+/// What a call has counted at an observation site, on its way to the host.
 struct PendingObservation {
-  /// Index into the program's observation sites.
-  size_t site = 0;
+  scheduler::CountPlan plan;
+  /// Whether the buffer holds counts, a corey_rt_observed, or the elements of
+  /// the plan's sample.
+  bool isCounted = false;
+  /// In device memory, of the call.
+  void *counts = nullptr;
+  size_t bytes = 0;
   PinnedBuffer buffer;
-  Event copied;
+  /// Recorded when the buffer is filled.
+  Event done;
   bool pending = false;
-  /// Of the copy, which is contiguous; its data is the buffer's.
-  scheduler::TensorView view;
 };
 
 /// What a call has on its device; kept with the call, so that a warm one
@@ -492,7 +498,17 @@ struct Call {
   bool capturing = false;
   Arena arena;
   Gemm gemm;
+  /// By the program's observation sites.
   std::vector<PendingObservation> observations;
+  /// Where observed tensors are counted, beside the call's stream; made when it
+  /// is first needed.
+  Stream side;
+  Event fork;
+  /// The call's stream while kernels that count are launched.
+  void *forkedFrom = nullptr;
+  /// Sites whose tensors may still be read on the side stream, in its order,
+  /// and the tensors.
+  std::vector<std::pair<size_t, const void *>> unjoined;
   /// A corey_rt_device_error, once a kernel has asked for one.
   PinnedBuffer errors;
 };
@@ -500,6 +516,10 @@ struct Call {
 /// What kernels have found wrong since this was last asked, as far as they have
 /// run; clears it.
 Status takeDeviceError(Call &call);
+
+/// Has the call's stream wait for what is counted beside it; to be called when
+/// a call ends. The host does not wait.
+Status joinObservations(Call &call);
 
 /// Hands on what earlier calls on `state` have seen and is there by now. To be
 /// called before a call, with its `capturing` set; does not wait.

@@ -65,8 +65,8 @@ void corey_rt_device_free(void *pointer);
 /// list of names, with `gridX` * `gridY` * `gridZ` blocks of `blockX` *
 /// `blockY` * `blockZ` threads in clusters of `clusterX` blocks (1 for none).
 /// `arguments` is the address of an array of the addresses of the arguments'
-/// values. `isDependent`: 1 if the kernel waits for its predecessors itself, and
-/// may be launched before they end. A grid without blocks does nothing.
+/// values. `isDependent`: 1 if the kernel waits for its predecessors itself,
+/// and may be launched before they end. A grid without blocks does nothing.
 void corey_rt_launch(int64_t kernel, int64_t gridX, int64_t gridY,
                      int64_t gridZ, int64_t blockX, int64_t blockY,
                      int64_t blockZ, int64_t clusterX, int64_t isDependent,
@@ -94,12 +94,42 @@ int64_t corey_rt_device_gemm(int64_t x, int64_t w, int64_t y, int64_t bias,
                              int64_t residualRowStride, int64_t inputType,
                              int64_t outputType, int64_t biasType);
 
+/// How kernels count a tensor that is observed: see scheduler::CountPlan. Sizes
+/// are in elements, strides in bytes, addresses of device memory.
+struct corey_rt_observation {
+  /// Of each kernel, with 256 threads; and room for a record of each, which is
+  /// the first twelve fields of corey_rt_observed.
+  int64_t blocks, records;
+  /// A corey_rt_observed and, behind it, 64-bit counts: of every bin, or, where
+  /// `tokens` is 1, of the bins of all tokens that have 0, 1, ..., `columns`
+  /// elements; `bins` is at most 4096 then. Zero before the kernels run.
+  int64_t counted, tokens, rule, bins;
+  double low, width;
+  /// `rows` rows of `columns` elements; columns may be loaded 16 bytes at a
+  /// time if `isAligned` is 1.
+  int64_t rows, columns, columnStride, isAligned;
+  /// Axes of the rows: as many as the tensor has, and at least one.
+  int64_t sizes[8], strides[8];
+};
+
+/// What they have counted: see scheduler::CountedTensor.
+struct corey_rt_observed {
+  int64_t count, nan, positiveInfinity, negativeInfinity;
+  double min, max, s1, s2, s3, s4, absolute, pivot;
+  int64_t below, above, outliers, tokens, tokensDropped, reserved;
+};
+
 /// As corey_rt_observe() for a tensor in device memory; `layout` is on the
-/// host. The tensor is copied behind the work before it, and its statistics are
-/// there for a later call. A site whose last copy is still under way, and a
-/// call that is captured into a graph, are not looked at.
-void corey_rt_device_observe(int64_t site, int64_t address, int64_t layout,
-                             int64_t rank, int64_t width);
+/// host. Returns 1 if kernels are to count it: by `observation`, the address of
+/// a corey_rt_observation that is filled in, launched before a call of
+/// corey_rt_device_observed(), which is their end. They run beside the call's
+/// other work, on a stream of their own, and the statistics are there for a
+/// later call. A site whose last count is still under way, and a call that is
+/// captured into a graph, are not looked at.
+int64_t corey_rt_device_observe(int64_t site, int64_t address, int64_t layout,
+                                int64_t rank, int64_t width,
+                                int64_t observation);
+void corey_rt_device_observed(int64_t site);
 
 //===----------------------------------------------------------------------===//
 // Errors

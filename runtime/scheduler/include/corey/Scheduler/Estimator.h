@@ -69,6 +69,68 @@ struct EstimatorOptions {
   int threads = 1;
 };
 
+/// What to count of a tensor that the host cannot read, on a device say: the
+/// elements to look at, and the bins to put them in. Everything that is rounded
+/// is rounded as Estimator::estimate() does it: in the order of operations
+/// given, without contraction, and divided where it says so.
+struct CountPlan {
+  /// Bins of the histogram. K is `bins`, x the element in f32; of what lies
+  /// outside, the indices are the first and the last one's.
+  enum class Rule {
+    /// No histogram, as for tokens, which have one each.
+    None,
+    /// trunc((x - min) / (max - min + 1e-8) K) in f32; none if max - min < 1e-8
+    /// there; in f64 if the divisor overflows f32.
+    MinMax,
+    /// i = trunc((x - low) / width K) in f64, less one if x < edge(i), else one
+    /// more if x >= edge(i + 1), edge(i) = i (width / K) + low and edge(K) =
+    /// low
+    /// + width; low = min - m, width = (max + m) - low, m = max(0.05 (max -
+    /// min),
+    /// 1e-6); none if max - min <= 1e-8 + 1e-5 |max|.
+    PaddedMinMax,
+    /// trunc((x - low) / width K) in f32 and in f64.
+    GivenF32,
+    GivenF64
+  };
+  /// False if one count is not enough, or the axes are more than can be said
+  /// here: the host must have the elements of `sample` then.
+  bool isCountable = true;
+  /// The elements that are looked at, with the axes of the tensor.
+  TensorView sample;
+  int timeAxis = 0;
+  /// The same as `columns` elements a stride apart for each position of `rows`
+  /// (which has no rank where there is but one), in any order; of tokens, a row
+  /// each.
+  TensorView rows;
+  int64_t columns = 1, columnStride = 1;
+  /// Sampling::Token: every row has a histogram of its own by Rule::MinMax.
+  bool tokens = false;
+  Rule rule = Rule::None;
+  int bins = 0;
+  /// Of the given rules.
+  double low = 0, width = 1;
+};
+
+/// What was counted by a plan, of finite elements but for the first three.
+struct CountedTensor {
+  uint64_t nan = 0, positiveInfinity = 0, negativeInfinity = 0;
+  uint64_t count = 0;
+  double min = 0, max = 0;
+  /// Sums of (x - pivot)^1..4, the pivot being near the mean, and of |x|.
+  double pivot = 0, s1 = 0, s2 = 0, s3 = 0, s4 = 0, absolute = 0;
+  /// (x - low) / width < 0 and > 1.
+  uint64_t below = 0, above = 0;
+  /// |x| > 6 sigma.
+  uint64_t outliers = 0;
+  /// Tokens with a histogram, and tokens dropped as their max - min < 1e-8 in
+  /// f32. A token that has elements that are not finite may be left out.
+  uint64_t tokens = 0, tokensDropped = 0;
+  /// Elements of each bin; of tokens, how many bins of them all have 0, 1, ...,
+  /// `columns` elements.
+  const uint64_t *counts = nullptr;
+};
+
 /// Measures tensors. Keeps its histograms, so that calls of known shapes
 /// allocate nothing with one thread, and the running quantiles. Not
 /// thread-safe: one estimator per caller.
@@ -83,6 +145,16 @@ public:
   /// Statistics of `tensor`. Errors: InvalidArgument for a rank, shape, time
   /// axis or null pointer that makes no tensor; never for its values.
   Expected<Statistics> estimate(const TensorView &tensor);
+
+  /// How the next tensor is to be counted, whose data are not looked at, and
+  /// statistics of what was counted by that plan before any other tensor was
+  /// measured; together they are estimate(), sums rounded otherwise apart.
+  /// Errors: as of estimate().
+  Expected<CountPlan> plan(const TensorView &tensor) const;
+  Statistics finish(const CountPlan &plan, const CountedTensor &counted);
+  /// The same from the elements of the plan's sample, copied to the host in
+  /// row-major order.
+  Statistics finish(const CountPlan &plan, const void *elements);
 
   /// Whether layer number `layer` is to be looked at; what is unnumbered
   /// (negative) is.
