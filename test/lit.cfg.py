@@ -24,6 +24,15 @@ config.substitutions.append(
     ("%examples", os.path.join(config.corey_src_root, "docs", "examples"))
 )
 config.substitutions.append(("%corey_src", config.corey_src_root))
+# Stand-ins for the CUDA driver and cuBLASLt, for COREY_CUDA_DRIVER and
+# COREY_CUBLASLT.
+for name in ["cuda", "cublaslt"]:
+    config.substitutions.append(
+        (
+            "%fake_" + name,
+            os.path.join(config.corey_obj_root, "lib", f"libcorey_fake_{name}.so"),
+        )
+    )
 config.substitutions.append(("%mlir_include", config.mlir_include_dir))
 config.substitutions.append(("%python", config.python_executable))
 

@@ -20,8 +20,7 @@
 #include "llvm/Support/Format.h"
 #include "llvm/Support/MemoryBuffer.h"
 #include "llvm/Support/raw_ostream.h"
-#include <chrono>
-#include <random>
+#include <optional>
 
 using namespace corey;
 namespace cl = llvm::cl;
@@ -31,13 +30,16 @@ static constexpr const char *kTool = "corey-bench";
 Expected<std::vector<FusionResult>>
 corey::measureFusion(Context &context, const Workload &workload,
                      double budgetMs) {
-  struct Variant {
-    std::shared_ptr<Executable> executable;
-    std::vector<Tensor> outputs;
-    std::vector<double> samples;
-  };
-  std::vector<Variant> variants;
+  /// Runs of one launch of a graph.
+  constexpr int kRepeats = 5;
+  Device device = context.getDevice();
+  Expected<std::vector<Tensor>> inputs = moveTo(workload.inputs, device);
+  if (!inputs)
+    return inputs.takeStatus();
+  std::vector<TimedWork> work;
   std::vector<FusionResult> results;
+  // The first output without fusion.
+  std::optional<Tensor> unfused;
   for (const std::string *program : {&workload.program, &workload.annotated})
     for (const char *strategy :
          {"none", "static", "arithmetic", "entropy", "dp"}) {
@@ -48,66 +50,50 @@ corey::measureFusion(Context &context, const Workload &workload,
       auto compiled = context.compile(*program, options, "<program>");
       if (!compiled)
         return compiled.takeStatus();
-      Variant variant{*compiled, {}, {}};
-      if (Status status =
-              variant.executable->run("main", workload.inputs, variant.outputs);
-          !status)
+      Executable &executable = **compiled;
+      std::vector<Tensor> outputs;
+      if (Status status = executable.run("main", *inputs, outputs); !status)
         return status;
+      Expected<std::vector<Tensor>> got =
+          moveTo({outputs.front()}, Device::cpu());
+      if (!got)
+        return got.takeStatus();
       FusionResult result;
       result.strategy = strategy;
       result.annotated = program == &workload.annotated;
-      const TrafficInfo &traffic = variant.executable->traffic();
+      const TrafficInfo &traffic = executable.traffic();
       result.kernels = traffic.kernels;
       result.bytesMoved = traffic.bytes();
       result.bytesKept = traffic.bytesKept;
       result.predictedMs = traffic.predictedMs;
-      if (!variants.empty()) {
-        Expected<Difference> difference =
-            compare(variant.outputs[0], variants.front().outputs[0]);
+      if (unfused) {
+        Expected<Difference> difference = compare(got->front(), *unfused);
         if (!difference)
           return difference.takeStatus();
         result.relativeL2 = difference->relativeL2;
+      } else {
+        unfused = got->front();
       }
       if (!workload.expected.empty()) {
         Expected<Difference> difference =
-            compare(variant.outputs[0], workload.expected[0]);
+            compare(got->front(), workload.expected[0]);
         if (!difference)
           return difference.takeStatus();
         result.error = difference->relativeL2;
       }
       results.push_back(result);
-      variants.push_back(std::move(variant));
+      Expected<TimedWork> runs =
+          workOf(executable, device, "main", *inputs, outputs, kRepeats);
+      if (!runs)
+        return runs.takeStatus();
+      work.push_back(std::move(*runs));
     }
-  std::mt19937 generator(1);
-  auto elapsed = [&](auto since) {
-    return std::chrono::duration<double, std::milli>(
-               std::chrono::steady_clock::now() - since)
-        .count();
-  };
-  auto start = std::chrono::steady_clock::now();
-  std::vector<size_t> order;
-  for (size_t i = 0; i < variants.size(); ++i)
-    order.push_back(i);
-  for (int round = 0; round < 5 || elapsed(start) < budgetMs; ++round) {
-    for (size_t i = order.size(); i > 1; --i)
-      std::swap(order[i - 1], order[generator() % i]);
-    for (size_t i : order) {
-      Variant &v = variants[i];
-      auto begin = std::chrono::steady_clock::now();
-      if (Status status = v.executable->run("main", workload.inputs.data(),
-                                            workload.inputs.size(),
-                                            v.outputs.data(), v.outputs.size());
-          !status)
-        return status;
-      v.samples.push_back(elapsed(begin));
-    }
-  }
-  for (size_t i = 0; i < variants.size(); ++i) {
-    results[i].medianMs = median(variants[i].samples);
-    results[i].minMs = variants[i].samples.front();
-    results[i].maxMs = variants[i].samples.back();
-    results[i].runs = static_cast<int64_t>(variants[i].samples.size());
-  }
+  Expected<std::vector<Timing>> timings =
+      timeInTurn(device, work, /*minRounds=*/5, budgetMs);
+  if (!timings)
+    return timings.takeStatus();
+  for (size_t i = 0; i < results.size(); ++i)
+    results[i].time = (*timings)[i];
   return results;
 }
 
@@ -267,7 +253,8 @@ Expected<std::string> annotate(Context &context, mlir::MLIRContext &mlir,
   if (!executable)
     return executable.takeStatus();
   std::vector<Tensor> outputs;
-  if (Status status = (*executable)->run("main", workload.inputs, outputs);
+  if (Status status = runFromHost(**executable, context.getDevice(), "main",
+                                  workload.inputs, outputs);
       !status)
     return status;
   llvm::SmallString<128> path;
@@ -296,8 +283,9 @@ Expected<std::string> annotate(Context &context, mlir::MLIRContext &mlir,
 
 int corey::runFusion(int argc, char **argv) {
   cl::OptionCategory category("corey-bench fusion options");
-  cl::opt<std::string> target("target", cl::desc("Device to run on: cpu"),
-                              cl::init("cpu"), cl::cat(category));
+  cl::opt<std::string> target(
+      "target", cl::desc("Device to run on: cpu (default), cuda or cuda:<n>"),
+      cl::init("cpu"), cl::cat(category));
   cl::list<int64_t> lengths("length", cl::desc("Lengths; default 2048"),
                             cl::CommaSeparated, cl::cat(category));
   cl::list<std::string> dtypes(
@@ -422,8 +410,8 @@ int corey::runFusion(int argc, char **argv) {
                             static_cast<long long>(r.kernels),
                             r.bytesMoved * 1e-6,
                             100 * r.bytesMoved / base.bytesMoved, r.predictedMs,
-                            r.medianMs, r.minMs, r.maxMs,
-                            base.medianMs / r.medianMs, r.relativeL2);
+                            r.time.median, r.time.min, r.time.max,
+                            base.time.median / r.time.median, r.relativeL2);
         if (!std::isnan(r.error))
           llvm::outs() << llvm::format("  %.3g", r.error);
         llvm::outs() << "\n";
@@ -438,11 +426,11 @@ int corey::runFusion(int argc, char **argv) {
                              {"bytes_moved", r.bytesMoved},
                              {"bytes_kept", r.bytesKept},
                              {"predicted_ms", r.predictedMs},
-                             {"median_ms", r.medianMs},
-                             {"min_ms", r.minMs},
-                             {"max_ms", r.maxMs},
-                             {"runs", r.runs},
-                             {"speedup", base.medianMs / r.medianMs},
+                             {"median_ms", r.time.median},
+                             {"min_ms", r.time.min},
+                             {"max_ms", r.time.max},
+                             {"runs", r.time.runs},
+                             {"speedup", base.time.median / r.time.median},
                              {"rel_l2_difference", r.relativeL2}};
       if (!block.name.empty()) {
         row["case"] = block.name;

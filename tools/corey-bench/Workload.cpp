@@ -10,6 +10,7 @@
 #include "llvm/ADT/StringMap.h"
 #include "llvm/Support/FormatVariadic.h"
 #include "llvm/Support/MemoryBuffer.h"
+#include "llvm/Support/Parallel.h"
 #include "llvm/Support/raw_ostream.h"
 #include "llvm/TargetParser/Host.h"
 #include <cmath>
@@ -57,6 +58,7 @@ double softplus(double x) {
   return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x));
 }
 double silu(double x) { return x / (1 + std::exp(-x)); }
+double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 } // namespace
 
@@ -78,6 +80,41 @@ static Tensor makeActivation(const WorkloadOptions &options,
     std::memcpy(static_cast<char *>(tensor.data()) + i * size, tile.data(),
                 std::min(period, count - i) * size);
   return tensor;
+}
+
+std::vector<Tensor> corey::scanReference(const ScanOperands &operands) {
+  int64_t B = operands.u.dim(0), L = operands.u.dim(1), D = operands.u.dim(2),
+          N = operands.A.dim(1);
+  auto wide = [](const std::optional<Tensor> &tensor) {
+    return tensor ? widen(*tensor) : std::vector<double>();
+  };
+  std::vector<double> u = wide(operands.u), delta = wide(operands.delta),
+                      A = wide(operands.A), b = wide(operands.B),
+                      c = wide(operands.C), skip = wide(operands.D),
+                      z = wide(operands.z), bias = wide(operands.bias),
+                      h = wide(operands.initialState), y(B * L * D);
+  h.resize(B * D * N, 0.0);
+  // A cache line of channels.
+  constexpr int64_t kBlock = 8;
+  int64_t blocks = (D + kBlock - 1) / kBlock;
+  llvm::parallelFor(0, size_t(B * blocks), [&](size_t item) {
+    int64_t batch = int64_t(item) / blocks, block = int64_t(item) % blocks;
+    for (int64_t t = 0; t < L; ++t)
+      for (int64_t d = block * kBlock; d < std::min(D, (block + 1) * kBlock);
+           ++d) {
+        int64_t i = (batch * L + t) * D + d;
+        double step = softplus(delta[i] + (bias.empty() ? 0 : bias[d])),
+               sum = skip.empty() ? 0 : skip[d] * u[i];
+        for (int64_t n = 0; n < N; ++n) {
+          double &state = h[(batch * D + d) * N + n];
+          state = std::exp(step * A[d * N + n]) * state +
+                  step * u[i] * b[(batch * L + t) * N + n];
+          sum += c[(batch * L + t) * N + n] * state;
+        }
+        y[i] = z.empty() ? sum : sum * silu(z[i]);
+      }
+  });
+  return {fromDoubles(y, {B, L, D}), fromDoubles(h, {B, D, N})};
 }
 
 Workload corey::makeScan(const WorkloadOptions &options) {
@@ -113,25 +150,15 @@ Workload corey::makeScan(const WorkloadOptions &options) {
   w.exponentials = tokens * D * (N + 3.0);
   if (!options.reference)
     return w;
-  std::vector<std::vector<double>> in;
-  for (const Tensor &t : w.inputs)
-    in.push_back(widen(t));
-  std::vector<double> y(B * L * D), h(B * D * N, 0.0);
-  for (int64_t b = 0; b < B; ++b)
-    for (int64_t t = 0; t < L; ++t)
-      for (int64_t d = 0; d < D; ++d) {
-        int64_t i = (b * L + t) * D + d;
-        double u = in[0][i], step = softplus(in[1][i] + in[7][d]),
-               sum = in[5][d] * u;
-        for (int64_t n = 0; n < N; ++n) {
-          double &state = h[(b * D + d) * N + n];
-          state = std::exp(step * in[2][d * N + n]) * state +
-                  step * u * in[3][(b * L + t) * N + n];
-          sum += in[4][(b * L + t) * N + n] * state;
-        }
-        y[i] = sum * silu(in[6][i]);
-      }
-  w.expected = {fromDoubles(y, {B, L, D}), fromDoubles(h, {B, D, N})};
+  w.expected = scanReference({w.inputs[0],
+                              w.inputs[1],
+                              w.inputs[2],
+                              w.inputs[3],
+                              w.inputs[4],
+                              w.inputs[5],
+                              w.inputs[6],
+                              w.inputs[7],
+                              {}});
   return w;
 }
 
@@ -229,23 +256,9 @@ Workload corey::makeStep(const WorkloadOptions &options) {
   w.exponentials = sequences * D * (N + 3.0);
   if (!options.reference)
     return w;
-  std::vector<std::vector<double>> in;
-  for (const Tensor &t : w.inputs)
-    in.push_back(widen(t));
-  std::vector<double> y(B * D), h(B * D * N);
-  for (int64_t b = 0; b < B; ++b)
-    for (int64_t d = 0; d < D; ++d) {
-      double u = in[0][b * D + d], step = softplus(in[1][b * D + d] + in[7][d]),
-             sum = in[5][d] * u;
-      for (int64_t n = 0; n < N; ++n) {
-        int64_t i = (b * D + d) * N + n;
-        h[i] = std::exp(step * in[2][d * N + n]) * in[8][i] +
-               step * u * in[3][b * N + n];
-        sum += in[4][b * N + n] * h[i];
-      }
-      y[b * D + d] = sum * silu(in[6][b * D + d]);
-    }
-  w.expected = {fromDoubles(y, {B, 1, D}), fromDoubles(h, {B, D, N})};
+  w.expected = scanReference({w.inputs[0], w.inputs[1], w.inputs[2],
+                              w.inputs[3], w.inputs[4], w.inputs[5],
+                              w.inputs[6], w.inputs[7], w.inputs[8]});
   return w;
 }
 
@@ -536,6 +549,18 @@ Workload corey::makeChain(int64_t ops, int64_t length) {
   }
   w.program = "func.func @main(%x: " + type + ", %g: " + vec + ") -> " + type +
               " {\n" + body + "return %" + value + " : " + type + "\n}\n";
+  std::vector<double> y = widen(w.inputs[0]), g = widen(w.inputs[1]);
+  llvm::parallelFor(0, size_t(length), [&](size_t token) {
+    for (int64_t c = 0; c < channels; ++c) {
+      double &out = y[int64_t(token) * channels + c], in = out;
+      for (int64_t i = 0; i < ops; ++i)
+        out = i % 4 == 0   ? out * g[c]
+              : i % 4 == 1 ? silu(out)
+              : i % 4 == 2 ? out + in
+                           : sigmoid(out);
+    }
+  });
+  w.expected = {fromDoubles(y, {1, length, channels})};
   return w;
 }
 

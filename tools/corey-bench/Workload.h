@@ -10,8 +10,10 @@
 #include "corey/Executable.h"
 #include "corey/Scheduler/Problem.h"
 #include "corey/Tensor.h"
+#include "corey/ToolUtils.h"
 #include "llvm/Support/JSON.h"
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +38,14 @@ struct WorkloadOptions {
   /// Whether to compute what is expected.
   bool reference = true;
 };
+
+/// The operands of a selective scan with softplus, G = 1.
+struct ScanOperands {
+  Tensor u, delta, A, B, C;
+  std::optional<Tensor> D, z, bias, initialState;
+};
+/// What it makes of them, in float64 and in parallel: y and the last state.
+std::vector<Tensor> scanReference(const ScanOperands &operands);
 
 /// Mamba-1 scan with D, z, delta_bias and softplus: shape B,L,D,N. Its chunk
 /// site is "scan".
@@ -64,7 +74,8 @@ Workload makeNorm(const WorkloadOptions &options);
 Expected<Workload> makeBlock(bool mamba2, int64_t length, DType dtype,
                              const std::map<std::string, Tensor> &given = {});
 
-/// A chain of `ops` pointwise operations on [1, length, 512] f32.
+/// A chain of `ops` pointwise operations on [1, length, 512] f32, with what it
+/// should be.
 Workload makeChain(int64_t ops, int64_t length);
 
 /// One fusion strategy on a program.
@@ -76,8 +87,7 @@ struct FusionResult {
   double bytesMoved = 0, bytesKept = 0;
   /// What the physical score predicts for the kernels.
   double predictedMs = 0;
-  double medianMs = 0, minMs = 0, maxMs = 0;
-  int64_t runs = 0;
+  Timing time;
   /// Of the first output, to that without fusion.
   double relativeL2 = 0;
   /// Of the first output, to what it should be; NaN without a reference.

@@ -174,29 +174,28 @@ double corey::median(std::vector<double> &values) {
 
 double corey::timeCall(const std::function<void()> &call, unsigned minRuns,
                        double budgetMs, std::vector<double> *samples) {
-  using Clock = std::chrono::steady_clock;
-  auto once = [&] {
-    auto start = Clock::now();
-    call();
-    return std::chrono::duration<double, std::milli>(Clock::now() - start)
-        .count();
-  };
-  once();
-  std::vector<double> times;
-  double total = 0;
-  while (times.size() < minRuns || (total < budgetMs && times.size() < 10000)) {
-    times.push_back(once());
-    total += times.back();
-  }
-  if (samples)
-    *samples = times;
-  return median(times);
+  // Neither the clock nor the call can fail.
+  return *timeOnDevice(
+      Device::cpu(),
+      [&](void *) {
+        call();
+        return Status::ok();
+      },
+      minRuns, budgetMs, samples);
 }
 
-Expected<double> corey::timeOnDevice(
-    Device device, const std::function<Status(void *stream)> &call,
-    unsigned minRuns, double budgetMs, std::vector<double> *samples,
-    const std::function<Status(void *stream)> &before) {
+struct Stopwatch::Events {
+  Events(cuda::Stream stream, cuda::Event start, cuda::Event end)
+      : stream(std::move(stream)), start(std::move(start)),
+        end(std::move(end)) {}
+  cuda::Stream stream;
+  cuda::Event start, end;
+};
+
+Expected<Stopwatch> Stopwatch::create(Device device) {
+  Stopwatch watch;
+  if (device.kind != Device::CUDA)
+    return watch;
   Expected<std::shared_ptr<cuda::Device>> gpu = cuda::Device::get(device.index);
   if (!gpu)
     return gpu.takeStatus();
@@ -208,26 +207,45 @@ Expected<double> corey::timeOnDevice(
   for (Expected<cuda::Event> *event : {&start, &end})
     if (!*event)
       return event->takeStatus();
-  auto once = [&]() -> Expected<double> {
-    Status status = before ? before(stream->handle()) : Status::ok();
-    if (status)
-      status = start->record(stream->handle());
-    if (status)
-      status = call(stream->handle());
-    if (status)
-      status = end->record(stream->handle());
-    if (status)
-      status = end->synchronize();
-    if (!status)
-      return status;
-    return cuda::Event::milliseconds(*start, *end);
-  };
-  if (Expected<double> warm = once(); !warm)
+  watch.events = std::make_shared<Events>(std::move(*stream), std::move(*start),
+                                          std::move(*end));
+  return watch;
+}
+
+Expected<double> Stopwatch::time(const Work &call, const Work &before) {
+  using Clock = std::chrono::steady_clock;
+  void *stream = events ? events->stream.handle() : nullptr;
+  Status status = before ? before(stream) : Status::ok();
+  if (status && events)
+    status = events->start.record(stream);
+  auto start = Clock::now();
+  if (status)
+    status = call(stream);
+  auto end = Clock::now();
+  if (status && events)
+    status = events->end.record(stream);
+  if (status && events)
+    status = events->end.synchronize();
+  if (!status)
+    return status;
+  if (events)
+    return cuda::Event::milliseconds(events->start, events->end);
+  return std::chrono::duration<double, std::milli>(end - start).count();
+}
+
+Expected<double> corey::timeOnDevice(Device device, const Stopwatch::Work &call,
+                                     unsigned minRuns, double budgetMs,
+                                     std::vector<double> *samples,
+                                     const Stopwatch::Work &before) {
+  Expected<Stopwatch> watch = Stopwatch::create(device);
+  if (!watch)
+    return watch.takeStatus();
+  if (Expected<double> warm = watch->time(call, before); !warm)
     return warm;
   std::vector<double> times;
   double total = 0;
   while (times.size() < minRuns || (total < budgetMs && times.size() < 10000)) {
-    Expected<double> ms = once();
+    Expected<double> ms = watch->time(call, before);
     if (!ms)
       return ms;
     times.push_back(*ms);
@@ -237,4 +255,87 @@ Expected<double> corey::timeOnDevice(
   if (samples)
     *samples = times;
   return median(times);
+}
+
+Expected<TimedWork> corey::workOf(Executable &executable, Device device,
+                                  const std::string &function,
+                                  std::vector<Tensor> inputs,
+                                  std::vector<Tensor> outputs, int repeats) {
+  TimedWork work;
+  if (device.kind == Device::CUDA) {
+    Expected<std::shared_ptr<CapturedRun>> captured =
+        executable.capture(function, inputs, outputs, repeats);
+    if (!captured)
+      return captured.takeStatus();
+    work.call = [run = *captured](void *stream) { return run->launch(stream); };
+    work.repeats = repeats;
+    return work;
+  }
+  work.call = [run = executable.shared_from_this(), function,
+               inputs = std::move(inputs),
+               outputs = std::move(outputs)](void *) mutable {
+    return run->run(function, inputs.data(), inputs.size(), outputs.data(),
+                    outputs.size());
+  };
+  return work;
+}
+
+Timing corey::timingOf(std::vector<double> samples) {
+  Timing timing;
+  timing.median = median(samples);
+  timing.runs = static_cast<int64_t>(samples.size());
+  timing.min = samples.front();
+  timing.max = samples.back();
+  // The ranks that a binomial distribution of n and one half leaves at most
+  // 2.5 % beyond, on either side.
+  double n = static_cast<double>(samples.size()), share = std::exp2(-n),
+         below = share;
+  size_t rank = 0;
+  while (below + share * (n - double(rank)) / double(rank + 1) <= 0.025) {
+    share *= (n - double(rank)) / double(rank + 1);
+    below += share;
+    ++rank;
+  }
+  timing.low = samples[rank];
+  timing.high = samples[samples.size() - 1 - rank];
+  return timing;
+}
+
+Expected<std::vector<Timing>>
+corey::timeInTurn(Device device, const std::vector<TimedWork> &work,
+                  unsigned minRounds, double budgetMs) {
+  // 2^-n is a number yet, and enough.
+  constexpr size_t kMaxRounds = 1000;
+  Expected<Stopwatch> watch = Stopwatch::create(device);
+  if (!watch)
+    return watch.takeStatus();
+  std::vector<std::vector<double>> samples(work.size());
+  std::vector<size_t> order(work.size());
+  for (size_t i = 0; i < order.size(); ++i)
+    order[i] = i;
+  std::mt19937 generator(1);
+  auto start = std::chrono::steady_clock::now();
+  auto elapsed = [&] {
+    return std::chrono::duration<double, std::milli>(
+               std::chrono::steady_clock::now() - start)
+        .count();
+  };
+  // The first round warms up.
+  for (size_t round = 0;
+       round <= minRounds || (elapsed() < budgetMs && round <= kMaxRounds);
+       ++round) {
+    for (size_t i = order.size(); i > 1; --i)
+      std::swap(order[i - 1], order[generator() % i]);
+    for (size_t i : order) {
+      Expected<double> ms = watch->time(work[i].call, work[i].before);
+      if (!ms)
+        return ms.takeStatus();
+      if (round)
+        samples[i].push_back(*ms / work[i].repeats);
+    }
+  }
+  std::vector<Timing> timings;
+  for (std::vector<double> &each : samples)
+    timings.push_back(timingOf(std::move(each)));
+  return timings;
 }

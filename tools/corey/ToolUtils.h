@@ -9,6 +9,7 @@
 
 #include "corey/Executable.h"
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -62,13 +63,55 @@ double median(std::vector<double> &values);
 double timeCall(const std::function<void()> &call, unsigned minRuns,
                 double budgetMs, std::vector<double> *samples = nullptr);
 
-/// As timeCall(), by the clock of a CUDA device: `call` puts work on a stream,
-/// and `before`, if given, what is not measured.
-Expected<double>
-timeOnDevice(Device device, const std::function<Status(void *stream)> &call,
-             unsigned minRuns, double budgetMs,
-             std::vector<double> *samples = nullptr,
-             const std::function<Status(void *stream)> &before = nullptr);
+/// Times work on a device: by the clock of the wall on the CPU, by the device's
+/// own on a CUDA device.
+class Stopwatch {
+public:
+  using Work = std::function<Status(void *stream)>;
+  static Expected<Stopwatch> create(Device device);
+  /// Milliseconds of `call`, which puts work on a stream (null on the CPU), and
+  /// not of `before`, which does too and may be empty.
+  Expected<double> time(const Work &call, const Work &before = nullptr);
+
+private:
+  struct Events;
+  std::shared_ptr<Events> events;
+};
+
+/// As timeCall(), by the stopwatch of a device: `before`, if given, is not
+/// measured.
+Expected<double> timeOnDevice(Device device, const Stopwatch::Work &call,
+                              unsigned minRuns, double budgetMs,
+                              std::vector<double> *samples = nullptr,
+                              const Stopwatch::Work &before = nullptr);
+
+/// One of several pieces of work to compare.
+struct TimedWork {
+  Stopwatch::Work call, before;
+  /// How often `call` does what is to be timed.
+  int repeats = 1;
+};
+/// A run of a function with given outputs as work: `repeats` of them in a
+/// captured graph on a CUDA device, one on the CPU.
+Expected<TimedWork> workOf(Executable &executable, Device device,
+                           const std::string &function,
+                           std::vector<Tensor> inputs,
+                           std::vector<Tensor> outputs, int repeats);
+
+/// A median, and an interval that has the median of the distribution in it with
+/// a probability of at least 95 %: from order statistics, whatever the
+/// distribution. Of fewer than six samples it is the least and the largest.
+struct Timing {
+  double median = 0, low = 0, high = 0, min = 0, max = 0;
+  int64_t runs = 0;
+};
+Timing timingOf(std::vector<double> samples);
+
+/// Times pieces of work in turn, in a new order every round, for `budgetMs` and
+/// at least `minRounds` after one to warm up.
+Expected<std::vector<Timing>> timeInTurn(Device device,
+                                         const std::vector<TimedWork> &work,
+                                         unsigned minRounds, double budgetMs);
 
 } // namespace corey
 
