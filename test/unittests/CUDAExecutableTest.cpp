@@ -793,7 +793,7 @@ func.func @main(%x: tensor<?x?x8xf32>, %v: tensor<?x?x8xf32>) -> tensor<?x?x8xf3
     EXPECT_EQ(launches[1].kernel, "observe_histogram");
     EXPECT_EQ(launches[2].kernel, "pointwise");
     EXPECT_EQ(launches[0].grid[0], launches[1].grid[0]);
-    EXPECT_EQ(launches[0].block[0], 256u);
+    EXPECT_EQ(launches[0].block[0], 128u);
     EXPECT_EQ(launches[0].stream, launches[1].stream);
     EXPECT_NE(launches[0].stream, launches[2].stream);
     if (handle)

@@ -1067,7 +1067,7 @@ TEST_F(RuntimeTest, ObservationsAreThereForLaterCalls) {
       EXPECT_EQ(o.bins, 256);
       EXPECT_EQ(o.blocks, 1);
       // On a stream beside the call's, which goes on behind it.
-      corey_rt_launch(0, o.blocks, 1, 1, 256, 1, 1, 1, 0, 0, 0);
+      corey_rt_launch(0, o.blocks, 1, 1, 128, 1, 1, 1, 0, 0, 0);
       countOneToSix(o);
       corey_rt_device_observed(addressOf("values"));
     }

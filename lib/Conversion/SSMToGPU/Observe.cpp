@@ -21,7 +21,10 @@ using namespace mlir;
 using namespace corey;
 using namespace corey::ssm;
 
-static constexpr int64_t kThreads = 256;
+/// Threads of a block, and blocks whose registers a multiprocessor could hold:
+/// what the largest kernels of a scan leave over is enough for one, so that the
+/// scan that follows an observation need not wait for it.
+static constexpr int64_t kThreads = 128, kMinBlocks = 6;
 /// Most bins of a histogram in shared memory.
 static constexpr int64_t kSharedBins = 4096;
 static constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -218,7 +221,9 @@ struct Moments {
           }
           return counts;
         },
-        [&] { return Vals{sums[1], sums[2], sums[3]}; });
+        [&] {
+          return Vals{sums[1], sums[2], sums[3]};
+        });
     std::copy(others.begin(), others.end(), sums.begin() + 1);
     return sums;
   }
@@ -353,7 +358,8 @@ private:
 };
 
 void ObserveKernels::emitMoments() {
-  KernelBuilder k(e.host, e.loc, e.kernels, "observe_moments", {kThreads, 0});
+  KernelBuilder k(e.host, e.loc, e.kernels, "observe_moments",
+                  {kThreads, kMinBlocks});
   Observed x(k, element, address, fields, rank);
   Val pivot = x.findPivot();
   Vals sums = forGrid(k, x.rows * x.pieces, Moments::none(k),
@@ -458,7 +464,8 @@ void ObserveKernels::emitTokens() {
 }
 
 void ObserveKernels::emitHistogram() {
-  KernelBuilder k(e.host, e.loc, e.kernels, "observe_histogram", {kThreads, 0});
+  KernelBuilder k(e.host, e.loc, e.kernels, "observe_histogram",
+                  {kThreads, kMinBlocks});
   Observed x(k, element, address, fields, rank);
   Val records = k.pointer(fields[Records]),
       counted = k.pointer(fields[Counted]);
@@ -566,7 +573,9 @@ void ObserveKernels::emitHistogram() {
               }
               return {below, above};
             },
-            [&]() -> Vals { return {so[0], so[1]}; });
+            [&]() -> Vals {
+              return {so[0], so[1]};
+            });
         Val beyond = so[2];
         for (auto [value, isFinite] : llvm::zip_equal(piece.x, piece.isFinite))
           beyond = beyond + ones(isFinite & (k.abs(k.toF64(value)) > bound));

@@ -374,10 +374,10 @@ static Status finishObservation(cuda::Call &call, size_t site) {
   return status;
 }
 
-/// Most blocks that count a tensor, for each multiprocessor: enough to have the
-/// memory busy, few enough to leave room for the kernels beside them.
-static constexpr int64_t kBlocksPerMultiprocessor = 4;
-static constexpr int64_t kThreadsOfBlock = 256;
+/// Most blocks that count a tensor, for each multiprocessor: one, for which the
+/// kernels beside them leave room.
+static constexpr int64_t kBlocksPerMultiprocessor = 1;
+static constexpr int64_t kThreadsOfBlock = 128;
 /// Most bins, and elements, of tokens that kernels count.
 static constexpr int64_t kMostTokenBins = 4096, kMostColumns = 65536;
 
