@@ -150,9 +150,9 @@ func.func @fused(%u: tensor<?x?x64xf32>, %delta: tensor<?x?x64xf32>, %A: tensor<
 
 // Rows of many states in f32 take registers: tiles are short, and there are
 // fewer blocks of the warp kernel at a time, but not where it has no outputs.
-// CHECK-LABEL: gpu.func @selective_scan_split4x8x64(
+// CHECK-LABEL: gpu.func @selective_scan_split8x16x32(
 // CHECK-NOT: split8x16x64
-// CHECK: gpu.func @selective_scan_split8x16x32(
+// CHECK: gpu.func @selective_scan_split4x8x64(
 // CHECK-NOT: split8x16x64
 // CHECK: gpu.func @selective_scan_warp(
 // CHECK-SAME: nvvm.minctasm = 3
