@@ -109,11 +109,13 @@ struct SplitTiling {
   int64_t partialWords() const { return channels * partialChannel(); }
 };
 
-/// In the order of their numbers.
+/// The variants with states on more lanes, in the order of their numbers.
 constexpr ScanVariant kSplitVariants[] = {
     ScanVariant::Split, ScanVariant::SplitShort, ScanVariant::SplitNarrow};
 constexpr int64_t kMaxSplitStates = 64;
 
+/// States of a lane, channels of a block and tokens of a tile; `SplitNarrow` has
+/// twice the lanes for a channel and half the channels of a block.
 SplitTiling splitTiling(int64_t states, ScanVariant variant) {
   int64_t statesPerLane =
       states > 8 ? llvm::PowerOf2Ceil(llvm::divideCeil(states, 8)) : 1;
