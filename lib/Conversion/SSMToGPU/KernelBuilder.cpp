@@ -14,7 +14,6 @@ using namespace mlir;
 using namespace corey;
 
 static constexpr unsigned kGlobal = 1, kShared = 3;
-static constexpr double kLog2E = 1.44269504088896340736;
 /// Shared memory that a kernel has without asking for more at launch.
 static constexpr int64_t kStaticSharedBytes = 48 << 10;
 /// The name of a kernel until it is launched.

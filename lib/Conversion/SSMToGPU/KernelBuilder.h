@@ -15,6 +15,9 @@
 #include <array>
 
 namespace corey {
+/// What turns e^x into 2^x, which the hardware has.
+inline constexpr double kLog2E = 1.44269504088896340736;
+
 class KernelBuilder;
 
 /// A value of a kernel with arithmetic on it: i1, i32, i64, f32, f64, a vector

@@ -37,7 +37,6 @@ using namespace mlir;
 using namespace corey;
 using namespace corey::ssm;
 
-static constexpr double kLog2E = 1.44269504088896340736;
 /// Decays of a block of tokens, as exponents of 2, that states may be divided
 /// by: running sums up to here are exact enough in f32.
 static constexpr double kMaxExponent = 20;

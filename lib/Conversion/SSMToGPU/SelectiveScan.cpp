@@ -35,8 +35,6 @@ using namespace mlir;
 using namespace corey;
 using namespace corey::ssm;
 
-static constexpr double kLog2E = 1.44269504088896340736;
-
 namespace {
 /// How the warp-autonomous kernel cuts its work.
 struct WarpTiling {
@@ -114,8 +112,8 @@ constexpr ScanVariant kSplitVariants[] = {
     ScanVariant::Split, ScanVariant::SplitShort, ScanVariant::SplitNarrow};
 constexpr int64_t kMaxSplitStates = 64;
 
-/// States of a lane, channels of a block and tokens of a tile; `SplitNarrow` has
-/// twice the lanes for a channel and half the channels of a block.
+/// States of a lane, channels of a block and tokens of a tile; `SplitNarrow`
+/// has twice the lanes for a channel and half the channels of a block.
 SplitTiling splitTiling(int64_t states, ScanVariant variant) {
   int64_t statesPerLane =
       states > 8 ? llvm::PowerOf2Ceil(llvm::divideCeil(states, 8)) : 1;

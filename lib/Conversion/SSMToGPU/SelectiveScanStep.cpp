@@ -18,7 +18,6 @@ using namespace mlir;
 using namespace corey;
 using namespace corey::ssm;
 
-static constexpr double kLog2E = 1.44269504088896340736;
 static constexpr int64_t kThreads = 128;
 /// Blocks that a multiprocessor runs at a time.
 static constexpr int64_t kMinBlocks = 8;
