@@ -119,6 +119,16 @@ static void endBlocksAtWaits(llvm::Module &module) {
   }
 }
 
+/// Inline PTX speaks for all threads of a warp or more: it must not move to
+/// where some of them do not come.
+static void keepInlineCodeConvergent(llvm::Module &module) {
+  for (llvm::Function &function : module)
+    for (llvm::Instruction &instruction : llvm::instructions(function))
+      if (auto *call = llvm::dyn_cast<llvm::CallInst>(&instruction))
+        if (call->isInlineAsm() && !call->onlyReadsMemory())
+          call->setConvergent();
+}
+
 /// A module of kernels, alone in its context, and what compiles it.
 namespace {
 struct DeviceModule {
@@ -128,6 +138,7 @@ struct DeviceModule {
 
   /// Optimized PTX, or an empty string if the back end refuses.
   std::string compile(unsigned level) {
+    keepInlineCodeConvergent(*module);
     optimizeKernels(*module, *machine, level);
     endBlocksAtWaits(*module);
     llvm::SmallString<0> text;

@@ -15,6 +15,8 @@ namespace corey {
 /// What the kernels are emitted for.
 struct GPUTarget {
   int64_t multiprocessors = 132;
+  /// The tensor cores take products of warp groups.
+  bool hasWarpGroups = false;
 };
 
 /// Lowers one op on tensors to kernels and to host code that launches them.
@@ -238,6 +240,14 @@ mlir::FailureOr<mlir::Value> getDeviceChunk(GPULowering &lowering,
 void emitSelectiveScanStep(GPULowering &lowering, ssm::SelectiveScanOp op,
                            const DeviceSequences &sequences, mlir::Value y,
                            mlir::Value last);
+
+/// Whether emitSSDOnTensorCores() takes the op.
+bool fitsTensorCores(const GPULowering &lowering, ssm::SSDOp op);
+/// A scan with its chunk, null for unsplit, into the memrefs `y` and `last`
+/// (null where there is no last state).
+void emitSSDOnTensorCores(GPULowering &lowering, ssm::SSDOp op,
+                          const DeviceSequences &sequences, mlir::Value chunk,
+                          mlir::Value y, mlir::Value last);
 
 template <typename OpTy>
 struct GPULoweringPattern : public mlir::OpRewritePattern<OpTy> {

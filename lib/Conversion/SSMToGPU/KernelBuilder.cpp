@@ -230,6 +230,14 @@ void KernelBuilder::startInOrder() {
   function->setAttr(kInOrderAttr, b.getUnitAttr());
 }
 
+void KernelBuilder::waitForPredecessors() {
+  NVVM::GriddepcontrolOp::create(b, loc, NVVM::GridDepActionKind::wait);
+}
+void KernelBuilder::launchDependents() {
+  NVVM::GriddepcontrolOp::create(b, loc,
+                                 NVVM::GridDepActionKind::launch_dependents);
+}
+
 void KernelBuilder::launch(Grid grid, int64_t clusterX) {
   b.setInsertionPointToEnd(&function.getBody().back());
   gpu::ReturnOp::create(b, loc);
@@ -240,6 +248,8 @@ void KernelBuilder::launch(Grid grid, int64_t clusterX) {
     int64_t size = isStatic ? sharedBytes : 0;
     dynamicBytes = isStatic ? 0 : sharedBytes;
     std::string name = isStatic ? "shared_" + std::to_string(size) : "shared";
+    if (sharedAlignment > 16)
+      name += "_aligned_" + std::to_string(sharedAlignment);
     if (!module.lookupSymbol(name)) {
       OpBuilder::InsertionGuard guard(b);
       b.setInsertionPointToStart(module.getBody());
@@ -247,7 +257,7 @@ void KernelBuilder::launch(Grid grid, int64_t clusterX) {
           b, loc, LLVM::LLVMArrayType::get(b.getI8Type(), size),
           /*isConstant=*/false,
           isStatic ? LLVM::Linkage::Internal : LLVM::Linkage::External, name,
-          Attribute(), /*alignment=*/16, kShared);
+          Attribute(), sharedAlignment, kShared);
     }
     b.setInsertionPoint(sharedBase);
     Value base = LLVM::AddressOfOp::create(
@@ -682,7 +692,7 @@ void KernelBuilder::prefetchL2(Val pointer) {
       /*hasSideEffects=*/true);
 }
 
-Val KernelBuilder::shared(int64_t bytes) {
+Val KernelBuilder::shared(int64_t bytes, int64_t alignment) {
   if (!sharedBase) {
     OpBuilder::InsertionGuard guard(b);
     b.setInsertionPointToStart(&function.getBody().front());
@@ -691,7 +701,8 @@ Val KernelBuilder::shared(int64_t bytes) {
     state.addAttribute(kSharedPlaceholder, b.getUnitAttr());
     sharedBase = b.create(state);
   }
-  int64_t start = llvm::alignTo(sharedBytes, 16);
+  sharedAlignment = std::max(sharedAlignment, alignment);
+  int64_t start = llvm::alignTo(sharedBytes, alignment);
   sharedBytes = start + bytes;
   return offset(wrap(sharedBase->getResult(0)), start);
 }

@@ -118,6 +118,11 @@ public:
   /// blocks share a multiprocessor for as long as the kernel runs, they must be
   /// spread evenly, and are where all multiprocessors are free.
   void startInOrder();
+  /// Places by itself what every kernel has at its start: from where its memory
+  /// may be what predecessors have written, and from where its successor's
+  /// blocks may come up. All threads must come to both, or end.
+  void waitForPredecessors();
+  void launchDependents();
 
   /// Ends the kernel and launches it. A kernel that is equal to one of the
   /// module takes its place. `clusterX`: blocks of a cluster, along x.
@@ -215,9 +220,9 @@ public:
   void storeStreaming(Val value, Val pointer);
   /// Asks for the line at `pointer` in L2.
   void prefetchL2(Val pointer);
-  /// `bytes` of shared memory of the block, aligned to 16. What all calls ask
-  /// for is laid out one after another.
-  Val shared(int64_t bytes);
+  /// `bytes` of shared memory of the block. What all calls ask for is laid out
+  /// one after another.
+  Val shared(int64_t bytes, int64_t alignment = 16);
 
   //===--- Warps and blocks
   //------------------------------------------------===//
@@ -281,7 +286,7 @@ private:
   llvm::SmallVector<mlir::Value> operands;
   llvm::DenseMap<mlir::Value, Val> arguments;
   /// Bytes of shared memory so far, and the place holder for its address.
-  int64_t sharedBytes = 0;
+  int64_t sharedBytes = 0, sharedAlignment = 16;
   mlir::Operation *sharedBase = nullptr;
   Val laneId, warpId;
 };

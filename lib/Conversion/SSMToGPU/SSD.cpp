@@ -42,6 +42,8 @@ using namespace corey::ssm;
 static constexpr double kMaxExponent = 20;
 /// Tokens of a block.
 static constexpr int64_t kSteps = 8;
+/// Tokens up to which a scan is not for tensor cores, with their tiles of 64.
+static constexpr int64_t kFewTokens = 16;
 /// The axis of tokens of x, z and y, counted from the end.
 static constexpr int64_t kTokenAxis = 3;
 
@@ -147,7 +149,18 @@ public:
     s.y = y;
     s.last = op.getFinalStates() ? e.allocate(1) : Value();
     e.makeBuffers();
-    if (!op.getChunkSize() && !op.getScanChunkAttr()) {
+    bool isChunked = op.getChunkSize() || op.getScanChunkAttr();
+    if (fitsTensorCores(e, op)) {
+      // What tiles would be mostly empty for.
+      e.ifThen(
+          e.cmp(arith::CmpIPredicate::sle, sequences.length,
+                e.index(kFewTokens)),
+          [&] { emitUnsplit(s); },
+          [&] {
+            emitSSDOnTensorCores(e, op, sequences,
+                                 isChunked ? *chunk : Value(), s.y, s.last);
+          });
+    } else if (!isChunked) {
       emitUnsplit(s);
     } else {
       s.chunk = *chunk;

@@ -33,6 +33,9 @@ static bool hasDependentLaunches(StringRef chip) {
 /// its blocks come up meanwhile, and touch no memory before what it may depend
 /// on has ended. It gives way to its own successor in the same way at once.
 static void allowOverlap(gpu::GPUFuncOp kernel) {
+  // It does so itself.
+  if (!kernel.getOps<NVVM::GriddepcontrolOp>().empty())
+    return;
   OpBuilder b = OpBuilder::atBlockBegin(&kernel.getBody().front());
   NVVM::GriddepcontrolOp::create(b, kernel.getLoc(),
                                  NVVM::GridDepActionKind::launch_dependents);
@@ -53,7 +56,7 @@ struct ConvertSSMToGPU
           << multiprocessors;
       return signalPassFailure();
     }
-    GPUTarget target{multiprocessors};
+    GPUTarget target{multiprocessors, /*hasWarpGroups=*/chip == "sm_90a"};
     MLIRContext *context = &getContext();
     numLoweredOps += countLoweredOps(getOperation());
     RewritePatternSet patterns(context);

@@ -1,0 +1,1035 @@
+//===- SSDTensorCores.cpp - GPU kernels of ssd on tensor cores ------------===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+//
+// A block of threads walks a segment of a sequence, in tiles of 64 tokens, for
+// one or two slices of 64 channels: two heads of a group, or one head's. The
+// state of a slice, S [p, n], stays in the registers of a warp group from tile
+// to tile. With cs the running sum of a tile's exponents (of 2), and l its last
+// token, a tile is
+//
+//   Y^T[p, i] = 2^cs_i (S C^T)[p, i] + (X^T M^T)[p, i],
+//   M[i, j] = (C B^T)[i, j] 2^(cs_i - cs_j) dt_j for j <= i, plus D at j = i,
+//   S[p, n] <- 2^cs_l S[p, n] + sum_j x[j, p] 2^(cs_l - cs_j) dt_j B[j, n],
+//
+// four products on the tensor cores, transposed so that S and X^T are operands
+// from registers. Groups of four warps have roles, and hand tiles on through
+// barriers:
+//
+//   - the first groups, one a slice, keep the states and finish the outputs;
+//   - the next computes C B^T, which all heads of a group share, and from it M;
+//   - of the last, some warps copy tiles of x, B and C to shared memory, and
+//     one a head makes the factors of a tile's decays, for all others.
+//
+// The weights of M are powers of differences, so that nothing overflows: within
+// a square of 16 x 16 on the diagonal computed for each pair, off it by two
+// factors that meet at the first row of the square.
+//
+// Cut into segments, a first kernel computes each segment's own state at its
+// end; the second starts each from the sum of what its predecessors leave, as
+// far back as their decays are not 0. The first walks backwards, as then the
+// decay to the segment's end is known for every token.
+//
+//===----------------------------------------------------------------------===//
+
+#include "GPULowering.h"
+#include "WarpGroup.h"
+#include "llvm/Support/ErrorHandling.h"
+
+using namespace mlir;
+using namespace corey;
+using namespace corey::ssm;
+
+namespace {
+/// Tokens of a tile, channels of a slice, lanes.
+constexpr int64_t kTokens = 64, kSlice = 64, kWarp = 32, kGroup = 128;
+/// The axis of tokens of x, z and y, counted from the end.
+constexpr int64_t kTokenAxis = 3;
+
+/// Offsets, in 4-byte words, into what a tile's decays come to.
+struct Factors {
+  static constexpr int64_t
+      // cs, 2^(cs - cs of the row's square), 2^cs, dt.
+      kSum = 0,
+      kRow = 64, kPower = 128, kStep = 192,
+      // For squares of rows from 16, 32 and 48: 2^(cs of the square - cs) dt.
+      kColumn = 256,
+      // 2^(cs_l - cs) dt, two tokens a word in the type of x; 2^cs_l.
+      kState = 448, kDecay = 480, kBytes = 2048;
+};
+
+struct SSDTensorTiling {
+  int64_t channels, states;
+  /// Warp groups with states, and slices of a head.
+  int64_t units, slices;
+  int64_t stages, statesStages;
+  /// Registers of a thread: as the kernel starts, and of each role.
+  int64_t entryRegisters, unitRegisters, weightRegisters, helperRegisters;
+
+  SSDTensorTiling(int64_t channels, int64_t states)
+      : channels(channels), states(states),
+        units(states <= 128 ? 2 : 1), slices(llvm::divideCeil(channels, kSlice)) {
+    constexpr int64_t kShared = 227 << 10, kReserve = 2 << 10;
+    int64_t room = kShared - kReserve - units * outputBytes();
+    stages = std::min<int64_t>(
+        room / (stageBytes() + heads() * (weightBytes() + Factors::kBytes)), 4);
+    statesStages =
+        std::min<int64_t>(room / (statesStageBytes() +
+                                  heads() * Factors::kBytes),
+                          6);
+    // The file of 64 K registers is dealt out in eights to a block's threads;
+    // roles trade within that.
+    constexpr int64_t kFile = 64 << 10, kMost = 240;
+    entryRegisters = kFile / threads() / 8 * 8;
+    weightRegisters = units == 2 ? 88 : 120;
+    helperRegisters = units == 2 ? 56 : 104;
+    int64_t left =
+        entryRegisters * (units + 2) - weightRegisters - helperRegisters;
+    unitRegisters = std::min(left / units / 8 * 8, kMost);
+    // What a unit holds at a time: states, outputs, operands of one product,
+    // and what addresses and loops need.
+    constexpr int64_t kOther = 48;
+    int64_t needed = states / 2 + kTokens / 2 +
+                     std::min<int64_t>(states, 128) / 4 + kOther;
+    if (needed > unitRegisters || stages < 2)
+      llvm::report_fatal_error("expected a tiling of ssd that fits a "
+                               "multiprocessor");
+  }
+
+  /// Whether one block has several heads; else it has slices of one.
+  int64_t heads() const { return std::max<int64_t>(units / slices, 1); }
+  /// Blocks that share a head.
+  int64_t blocksPerHead() const {
+    return std::max<int64_t>(slices / units, 1);
+  }
+  int64_t panels() const { return llvm::divideCeil(states, Tile::kColumns); }
+  /// Bytes of a tile of B or C.
+  int64_t stateBytes() const { return panels() * Tile::bytes(kTokens); }
+  int64_t inputBytes() const { return Tile::bytes(kTokens); }
+  int64_t weightBytes() const { return Tile::bytes(kTokens); }
+  int64_t outputBytes() const { return Tile::bytes(kTokens); }
+  int64_t stageBytes() const { return 2 * stateBytes() + units * inputBytes(); }
+  int64_t statesStageBytes() const {
+    return stateBytes() + units * inputBytes();
+  }
+  int64_t threads() const { return (units + 2) * kGroup; }
+  int64_t statesThreads() const { return (units + 1) * kGroup; }
+  /// Warps of the last group that copy.
+  int64_t copiers() const { return 4 - heads(); }
+  /// Products of S: columns of each.
+  SmallVector<int64_t> pieces() const {
+    SmallVector<int64_t> list;
+    for (int64_t n = 0; n < states; n += 128)
+      list.push_back(std::min<int64_t>(states - n, 128));
+    return list;
+  }
+};
+
+/// A stage of a ring, and the parity of its phase.
+struct Turn {
+  Val stage, phase;
+};
+
+class SSDTensorKernels {
+public:
+  SSDTensorKernels(GPULowering &e, SSDOp op, const DeviceSequences &sequences,
+                   Value y, Value last)
+      : e(e), op(op),
+        heads(cast<RankedTensorType>(op.getX().getType()).getDimSize(2)),
+        groups(cast<RankedTensorType>(op.getB().getType()).getDimSize(2)),
+        t(cast<RankedTensorType>(op.getX().getType()).getDimSize(3),
+          cast<RankedTensorType>(op.getB().getType()).getDimSize(3)),
+        element(cast<RankedTensorType>(op.getX().getType()).getElementType()),
+        sequences(sequences), y(y), last(last) {}
+
+  void emit(Value chunk) {
+    Value most = e.max(e.ceilDiv(sequences.length, e.index(kTokens)),
+                       e.index(1));
+    tiles = most;
+    segments = e.index(1);
+    if (chunk) {
+      tiles = e.min(e.max(e.ceilDiv(chunk, e.index(kTokens)), e.index(1)), most);
+      segments = e.ceilDiv(most, tiles);
+    }
+    // Of all segments but the last.
+    Value kept = e.host.createOrFold<arith::SubIOp>(e.loc, segments, e.index(1));
+    Type f32 = e.host.getF32Type();
+    segmentStates = e.workspace(
+        {sequences.count, kept, e.index(heads * t.slices),
+         e.index(t.states * kSlice)},
+        f32);
+    segmentSums = e.workspace({sequences.count, kept, e.index(heads)}, f32);
+    if (chunk)
+      e.ifThen(e.cmp(arith::CmpIPredicate::sgt, segments, e.index(1)),
+               [&] { emitKernel(/*isStates=*/true, kept); });
+    emitKernel(/*isStates=*/false, segments);
+  }
+
+private:
+  void emitKernel(bool isStates, Value segmentCount);
+
+  GPULowering &e;
+  SSDOp op;
+  int64_t heads, groups;
+  SSDTensorTiling t;
+  Type element;
+  const DeviceSequences &sequences;
+  Value y, last;
+  /// Tiles of a segment, segments, and what the first kernel leaves: f32,
+  /// [sequences, segments - 1, slices of heads, states x 64] in the order of
+  /// the registers, and [sequences, segments - 1, heads], exponents.
+  Value tiles, segments, segmentStates, segmentSums;
+};
+} // namespace
+
+void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
+  bool isDecay = static_cast<bool>(op.getDecay());
+  int64_t stages = isStates ? t.statesStages : t.stages;
+  int64_t stageBytes = isStates ? t.statesStageBytes() : t.stageBytes();
+  KernelBuilder k(e.host, e.loc, e.kernels,
+                  isStates ? "ssd_segment_states" : "ssd_tensor",
+                  {isStates ? t.statesThreads() : t.threads(), 1});
+  InputStream dt(e, k, isDecay ? op.getDecay() : op.getDt());
+  DeviceTensor x(e, k, e.buffer(op.getX())), B(e, k, e.buffer(op.getB()));
+  DeviceTensor A(e, k, e.buffer(op.getA()));
+  DeviceTensor bias(e, k, isDecay ? Value() : e.buffer(op.getDtBias()));
+  DeviceTensor states(e, k, segmentStates), sums(e, k, segmentSums);
+  DeviceTensor C, D, initial, final, plainOutput;
+  InputStream z;
+  OutputStream output;
+  if (!isStates) {
+    C = DeviceTensor(e, k, e.buffer(op.getC()));
+    D = DeviceTensor(e, k, e.buffer(op.getD()));
+    initial = DeviceTensor(e, k, e.buffer(op.getInitialStates()));
+    final = DeviceTensor(e, k, last);
+    z = InputStream(e, k, op.getZ());
+    output = OutputStream(e, k, y);
+    plainOutput = DeviceTensor(e, k, y);
+  }
+  // What is left to do when the outputs come out of the tensor cores.
+  bool hasChannelSkip = D && D.rank() == 2;
+  bool isPlain = !isStates && !op.getZ() && !hasChannelSkip &&
+                 !e.hasEpilogue() && plainOutput.element == element;
+
+  // Shared memory.
+  constexpr int64_t kAlign = Tile::kAlignment;
+  Val ring = k.shared(stages * stageBytes, kAlign);
+  Val weightsMemory, outputsMemory;
+  if (!isStates) {
+    weightsMemory = k.shared(stages * t.heads() * t.weightBytes(), kAlign);
+    outputsMemory = k.shared(t.units * t.outputBytes(), kAlign);
+  }
+  Val factorsMemory = k.shared(stages * t.heads() * Factors::kBytes);
+  Val barriers = sharedAddress(k, k.shared(4 * stages * kBarrierBytes));
+  Val ringAddress = sharedAddress(k, ring);
+  auto barrier = [&](int64_t kind, Val stage) {
+    return barriers + (stage + double(kind * stages)) * double(kBarrierBytes);
+  };
+  // Of a stage: tiles are there, factors are, M is, all have been read.
+  auto full = [&](Val stage) { return barrier(0, stage); };
+  auto factored = [&](Val stage) { return barrier(1, stage); };
+  auto weighted = [&](Val stage) { return barrier(2, stage); };
+  auto empty = [&](Val stage) { return barrier(3, stage); };
+  auto stageAt = [&](Val stage) {
+    return ringAddress + stage * double(stageBytes);
+  };
+  auto factorsAt = [&](Val stage, Val head) {
+    return k.offset(factorsMemory,
+                    (stage * double(t.heads()) + head) * double(Factors::kBytes));
+  };
+  int64_t inputsOffset = (isStates ? 1 : 2) * t.stateBytes();
+
+  Val thread = k.threadIdx(), lane = k.lane();
+  Val group = k.warp() >> 2, warp = k.warp() & 3;
+  Val g8 = lane >> 2, t4 = lane & 3;
+  k.ifThen(thread == 0.0, [&] {
+    for (int64_t s = 0; s < stages; ++s) {
+      Val stage = k.i32(s);
+      initBarrier(k, full(stage), kWarp * t.copiers());
+      initBarrier(k, factored(stage), t.heads());
+      initBarrier(k, weighted(stage), 4);
+      initBarrier(k, empty(stage), 4 * t.units);
+    }
+    fenceBarriers(k);
+  });
+  k.syncBlock();
+  // The second kernel needs of the first only what units start from, and what
+  // came before the first has ended when any block of the second comes up.
+  if (isStates) {
+    k.waitForPredecessors();
+    k.launchDependents();
+  } else {
+    k.launchDependents();
+    k.ifThen(k.i32Argument(segments) == 1.0, [&] { k.waitForPredecessors(); });
+  }
+
+  // Which segment of which heads.
+  int64_t perGroup = llvm::divideCeil(heads / groups, t.heads());
+  int64_t perSegment = groups * perGroup * t.blocksPerHead();
+  Val block = k.blockIdx('x');
+  Val segment = block / double(perSegment);
+  block = block % perSegment;
+  Val headBlock = block / double(t.blocksPerHead());
+  Val groupIndex = headBlock / double(perGroup);
+  Val firstHead = groupIndex * double(heads / groups) +
+                  (headBlock % perGroup) * double(t.heads());
+  Val headEnd = (groupIndex + 1.0) * double(heads / groups);
+  auto headOf = [&](Val index) {
+    return k.min(firstHead + index, headEnd - 1.0);
+  };
+  /// The head of the block that a unit works on, and the slice of it.
+  auto indexOfUnit = [&](Val unit) {
+    return t.slices == 1 ? unit : k.i32(0);
+  };
+  auto sliceOfUnit = [&](Val unit) {
+    if (t.slices == 1)
+      return k.i32(0);
+    return (block % t.blocksPerHead()) * double(t.units) + unit;
+  };
+  Val sequence = rowOfBlock(k);
+
+  auto walk = [&] {
+    DeviceSequences::Range range = sequences.range(k, sequence);
+    Val batch64 = k.toI64(range.batch), row0 = k.toI64(range.begin);
+    Val length = range.length;
+    Val perSegmentTiles = k.i32Argument(tiles);
+    Val tileCount = (length + double(kTokens - 1)) / double(kTokens);
+    Val lastSegment = k.max(
+        (tileCount + perSegmentTiles - 1.0) / perSegmentTiles - 1.0, k.i32(0));
+    Val firstTile = segment * perSegmentTiles;
+    Val endTile = k.min(firstTile + perSegmentTiles, tileCount);
+    Val count = endTile - firstTile;
+    /// The tile that is walked at step `i`.
+    auto tileAt = [&](Val i) {
+      return isStates ? endTile - 1.0 - i : firstTile + i;
+    };
+    /// Runs `body` for every tile; stages and phases go round.
+    auto forTiles = [&](ArrayRef<Val> inits,
+                        llvm::function_ref<Vals(Val, Turn, ArrayRef<Val>)>
+                            body) {
+      Vals all(inits);
+      all.push_back(k.i32(0));
+      all.push_back(k.i32(0));
+      Vals out = k.forLoop(
+          k.i32(0), count, 1, all, [&](Val i, ArrayRef<Val> in) -> Vals {
+            Turn turn{in[inits.size()], in[inits.size() + 1]};
+            Vals next = body(i, turn, in.take_front(inits.size()));
+            Val wraps = turn.stage == double(stages - 1);
+            next.push_back(k.select(wraps, k.i32(0), turn.stage + 1.0));
+            next.push_back(k.select(wraps, turn.phase ^ 1, turn.phase));
+            return next;
+          });
+      out.resize(inits.size());
+      return out;
+    };
+    /// Waits until a stage may be written again.
+    auto waitForRoom = [&](Val i, Turn turn) {
+      k.ifThen(i >= double(stages),
+               [&] { waitBarrier(k, empty(turn.stage), turn.phase ^ 1); });
+    };
+
+    //===--- Copies
+    //-----------------------------------------------------------===//
+
+    auto copy = [&](int64_t copier) {
+      // Lanes take a piece each of four rows at a time.
+      Val piece = lane & 7, row = lane >> 3;
+      struct Source {
+        Val pointer, rowStride;
+        int64_t offset;
+        // Pieces that a row has: others are left as they are, or zero.
+        Val isThere;
+        bool fills;
+      };
+      SmallVector<Source> sources;
+      int64_t number = 0;
+      auto add = [&](llvm::function_ref<Source()> make) {
+        if (number++ % t.copiers() == copier)
+          sources.push_back(make());
+      };
+      auto addStates = [&](const DeviceTensor &tensor, int64_t offset) {
+        for (int64_t panel = 0; panel < t.panels(); ++panel)
+          add([&] {
+            int64_t first = panel * Tile::kColumns;
+            int64_t columns = std::min(t.states - first, Tile::kColumns);
+            Val at = k.min(piece * 8.0, k.i32(columns - 8)) + double(first);
+            Source source{tensor.at({batch64, row0 + k.toI64(row), groupIndex},
+                                    at),
+                          tensor.stride(1), offset + panel * Tile::bytes(kTokens),
+                          Val(), false};
+            if (columns < Tile::kColumns)
+              source.isThere = piece < double(columns / 8);
+            return source;
+          });
+      };
+      addStates(B, 0);
+      for (int64_t unit = 0; unit < t.units; ++unit)
+        add([&] {
+          Val channel = sliceOfUnit(k.i32(unit)) * double(kSlice) + piece * 8.0;
+          Source source{
+              x.at({batch64, row0 + k.toI64(row), headOf(indexOfUnit(k.i32(unit)))},
+                   k.min(channel, k.i32(t.channels - 8))),
+              x.stride(1), inputsOffset + unit * t.inputBytes(), Val(), true};
+          if (t.channels % kSlice)
+            source.isThere = channel < double(t.channels);
+          return source;
+        });
+      if (!isStates)
+        addStates(C, t.stateBytes());
+      // Where a row's piece goes: rows are four apart, and so every second has
+      // the same permutation.
+      Val within = row * double(Tile::kRowBytes);
+      Val even = within + ((piece ^ row) << 4);
+      Val odd = within + ((piece ^ (row + 4.0)) << 4);
+      forTiles({}, [&](Val i, Turn turn, ArrayRef<Val>) -> Vals {
+        waitForRoom(i, turn);
+        Val stage = stageAt(turn.stage);
+        Val token = tileAt(i) * double(kTokens);
+        auto copyAll = [&](bool isWhole) {
+          for (const Source &source : sources) {
+            Val pointer =
+                k.offset(source.pointer, k.toI64(token) * source.rowStride);
+            auto rows = [&] {
+              for (int64_t r = 0; r < kTokens; r += 4) {
+                Val count, from = k.offset(pointer, source.rowStride * double(r));
+                Val there;
+                if (!isWhole)
+                  there = token + row + double(r) < length;
+                if (source.fills && source.isThere)
+                  there = there ? there & source.isThere : source.isThere;
+                if (there) {
+                  count = k.select(there, k.i32(16), k.i32(0));
+                  from = k.select(there, from, source.pointer);
+                }
+                copyAsync16(k, stage + (r / 4 % 2 ? odd : even),
+                            source.offset + r * Tile::kRowBytes, from, count);
+              }
+            };
+            if (source.isThere && !source.fills)
+              k.ifThen(source.isThere, rows);
+            else
+              rows();
+          }
+        };
+        k.ifElse(
+            token + double(kTokens) <= length, [&] { copyAll(true); },
+            [&] { copyAll(false); });
+        arriveWithCopies(k, full(turn.stage));
+        return {};
+      });
+    };
+
+    //===--- Factors
+    //----------------------------------------------------------===//
+
+    auto factor = [&](Val headIndex) {
+      Val head = headOf(headIndex);
+      Cursor dtRow = dt.at({batch64, row0}, head);
+      Val rate = A ? A.loadScalar({}, head) * kLog2E : Val();
+      Val shift = bias ? bias.loadScalar({}, head) : Val();
+      Val lastRow = length - 1.0;
+      // A lane has two tokens.
+      auto load = [&](Val i) {
+        Val token = tileAt(i) * double(kTokens) + lane * 2.0;
+        Vals loaded;
+        for (int64_t j = 0; j < 2; ++j)
+          llvm::append_range(
+              loaded,
+              dt.load(dt.moved(dtRow, k.min(token + double(j), lastRow)), 1));
+        return loaded;
+      };
+      Vals inits{k.f32(0)};
+      k.ifThen(count > 0.0, [&] {
+        llvm::append_range(inits, load(k.i32(0)));
+        Vals end = forTiles(inits, [&](Val i, Turn turn,
+                                       ArrayRef<Val> in) -> Vals {
+          Val total = in[0];
+          ArrayRef<Val> loaded = in.drop_front();
+          Vals next = k.loadIf(i + 1.0 < count, [&] { return load(i + 1.0); });
+          Val steps[2], exponents[2];
+          for (int64_t j = 0; j < 2; ++j) {
+            Val raw = dt.values(loaded.take_front(dt.numLoaded()), 1)[0];
+            loaded = loaded.drop_front(dt.numLoaded());
+            Val step = k.f32(1), exponent;
+            if (isDecay) {
+              exponent = raw * kLog2E;
+            } else {
+              step = raw;
+              if (bias)
+                step = step + shift;
+              if (op.getDtSoftplus())
+                step = k.softplus(step);
+              if (auto limit = op.getDtLimit()) {
+                // Keeps NaN.
+                step = k.select(step < (*limit)[0], k.f32((*limit)[0]), step);
+                step = k.select(step > (*limit)[1], k.f32((*limit)[1]), step);
+              }
+              exponent = step * rate;
+            }
+            // A token that is not there leaves the state as it is.
+            Val there = tileAt(i) * double(kTokens) + lane * 2.0 + double(j) <
+                        length;
+            steps[j] = k.select(there, step, k.f32(0));
+            exponents[j] = k.select(there, exponent, k.f32(0));
+          }
+          Val sum = exponents[0] + exponents[1];
+          for (int64_t delta = 1; delta < kWarp; delta *= 2)
+            sum = k.select(lane >= double(delta), sum + k.shuffleUp(sum, delta),
+                           sum);
+          Val before = k.shuffleUp(sum, 1);
+          Val cs[2] = {k.select(lane == 0.0, k.f32(0), before) + exponents[0],
+                       sum};
+          Val last = k.shuffleIndex(sum, k.i32(kWarp - 1));
+          waitForRoom(i, turn);
+          Val to = factorsAt(turn.stage, headIndex);
+          auto put = [&](int64_t offset, llvm::function_ref<Val(int64_t)> make) {
+            k.store(k.vector({make(0), make(1)}),
+                    k.offset(k.offset(to, 4 * offset), lane * 8.0));
+          };
+          auto putState = [&](Val toEnd) {
+            Vals weights;
+            for (int64_t j = 0; j < 2; ++j)
+              weights.push_back(k.ex2(toEnd - cs[j]) * steps[j]);
+            k.store(k.pack(weights, element),
+                    k.offset(k.offset(to, 4 * Factors::kState), lane * 4.0));
+          };
+          if (isStates) {
+            // To the end of the segment.
+            putState(total + last);
+          } else {
+            // The first token of the square of 16.
+            Val anchor = k.shuffleIndex(cs[0], lane & 24);
+            put(Factors::kSum, [&](int64_t j) { return cs[j]; });
+            put(Factors::kRow, [&](int64_t j) { return k.ex2(cs[j] - anchor); });
+            put(Factors::kPower, [&](int64_t j) { return k.ex2(cs[j]); });
+            put(Factors::kStep, [&](int64_t j) { return steps[j]; });
+            for (int64_t square = 1; square < 4; ++square) {
+              Val start = k.shuffleIndex(cs[0], k.i32(8 * square));
+              put(Factors::kColumn + 64 * (square - 1), [&](int64_t j) {
+                return k.ex2(start - cs[j]) * steps[j];
+              });
+            }
+            putState(last);
+            k.ifThen(lane == 0.0, [&] {
+              k.store(k.ex2(last), k.offset(to, 4 * Factors::kDecay));
+            });
+          }
+          k.syncWarp();
+          k.ifThen(lane == 0.0, [&] { arrive(k, factored(turn.stage)); });
+          k.syncWarp();
+          Vals out{total + last};
+          llvm::append_range(out, next);
+          return out;
+        });
+        if (isStates)
+          k.ifThen((lane == 0.0) & (firstHead + headIndex < headEnd), [&] {
+            k.store(end[0], sums.at({sequence, segment}, head));
+          });
+      });
+    };
+
+    //===--- Weights
+    //----------------------------------------------------------===//
+
+    auto weigh = [&] {
+      // Above the diagonal M stays zero.
+      Val memory = sharedAddress(k, weightsMemory);
+      Val threadOfGroup = thread & (kGroup - 1);
+      Val zero = k.i32(0);
+      k.forLoop(threadOfGroup,
+                k.i32(stages * t.heads() * t.weightBytes() / 16), kGroup,
+                [&](Val i) {
+                  k.store(k.vector({zero, zero, zero, zero}),
+                          k.offset(weightsMemory, i * 16.0));
+                });
+      k.syncNamed(1, kGroup);
+      Vals skips;
+      for (int64_t h = 0; D && !hasChannelSkip && h < t.heads(); ++h)
+        skips.push_back(D.loadScalar({}, headOf(k.i32(h))));
+      forTiles({}, [&](Val, Turn turn, ArrayRef<Val>) -> Vals {
+        Val stage = stageAt(turn.stage);
+        waitBarrier(k, full(turn.stage), turn.phase);
+        fenceForProducts(k);
+        Val c = tileDescriptor(k, stage + double(t.stateBytes()), false);
+        Val b = tileDescriptor(k, stage, false);
+        SmallVector<ProductStep> steps;
+        for (int64_t n = 0; n < t.states; n += 16) {
+          int64_t offset = n / Tile::kColumns * Tile::bytes(kTokens) +
+                           n % Tile::kColumns * 2;
+          steps.push_back({{}, {c, offset}, {b, offset}});
+        }
+        Vals products = startProducts(k, kTokens, steps, {}, element);
+        waitBarrier(k, factored(turn.stage), turn.phase);
+        products = waitProducts(k, 0, products);
+        // The warp has 16 rows; squares of 16 columns.
+        auto square = [&](int64_t column, int64_t h, bool isDiagonal) {
+          Val f = factorsAt(turn.stage, k.i32(h));
+          auto loadPair = [&](Val from, int64_t words) {
+            return k.unpack(k.load(k.offset(from, 4 * words),
+                                   k.packedType(k.f32Type(), 2)),
+                            k.f32Type(), 2);
+          };
+          auto loadRow = [&](int64_t words, int64_t half) {
+            Val from = k.offset(f, (warp * 16.0 + g8) * 4.0);
+            return k.load(k.offset(from, 4 * (words + 8 * half)), k.f32Type());
+          };
+          Val columnsFrom = k.offset(f, t4 * 8.0);
+          ArrayRef<Val> own = ArrayRef(products).slice(8 * column, 8);
+          Vals words;
+          int64_t first = isDiagonal ? Factors::kSum : Factors::kRow;
+          Val rows[2] = {loadRow(first, 0), loadRow(first, 1)};
+          Vals pairs[2], stepPairs[2];
+          for (int64_t j = 0; j < 2; ++j) {
+            int64_t at = 16 * column + 8 * j;
+            if (isDiagonal) {
+              pairs[j] = loadPair(columnsFrom, Factors::kSum + at);
+              stepPairs[j] = loadPair(columnsFrom, Factors::kStep + at);
+            } else {
+              pairs[j] = loadPair(
+                  k.offset(columnsFrom, (warp - 1.0) * double(4 * kTokens)),
+                  Factors::kColumn + at);
+            }
+          }
+          for (int64_t q = 0; q < 4; ++q) {
+            int64_t j = q >> 1;
+            Vals values;
+            for (int64_t c = 0; c < 2; ++c) {
+              Val value = own[2 * q + c];
+              if (!isDiagonal) {
+                values.push_back(value * (rows[q & 1] * pairs[j][c]));
+                continue;
+              }
+              Val i = g8 + double(8 * (q & 1));
+              Val column = t4 * 2.0 + double(8 * j + c);
+              value = k.select(column <= i,
+                               value * k.ex2(rows[q & 1] - pairs[j][c]) *
+                                   stepPairs[j][c],
+                               k.f32(0));
+              if (!skips.empty())
+                value = k.select(column == i, value + skips[h], value);
+              values.push_back(value);
+            }
+            words.push_back(k.pack(values, element));
+          }
+          Val i = warp * 16.0 + (((lane >> 3) & 1) << 3) + (lane & 7);
+          Val piece = (lane >> 4) + double(2 * column);
+          Val tile = memory + (turn.stage * double(t.heads()) + double(h)) *
+                                  double(t.weightBytes());
+          storeMatrices(k, tilePiece(k, tile, i, piece), words, false);
+        };
+        for (int64_t column = 0; column < 4; ++column) {
+          auto all = [&](bool isDiagonal) {
+            for (int64_t h = 0; h < t.heads(); ++h)
+              square(column, h, isDiagonal);
+          };
+          k.ifThen(warp > double(column), [&] { all(false); });
+          k.ifThen(warp == double(column), [&] { all(true); });
+        }
+        fenceForProducts(k);
+        k.syncWarp();
+        k.ifThen(lane == 0.0, [&] { arrive(k, weighted(turn.stage)); });
+        k.syncWarp();
+        return {};
+      });
+    };
+
+    //===--- States and outputs
+    //-----------------------------------------------===//
+
+    auto keep = [&](Val unit) {
+      Val headIndex = indexOfUnit(unit);
+      Val head = headOf(headIndex);
+      Val slice = sliceOfUnit(unit);
+      Val isLive = firstHead + headIndex < headEnd;
+      Val threadOfGroup = thread & (kGroup - 1);
+      SmallVector<int64_t> pieces = t.pieces();
+      int64_t held = t.states / 2;
+      Vals state(held, k.f32(0));
+      // Of the warp's rows.
+      Val channel = slice * double(kSlice) + warp * 16.0 + g8;
+      auto leading = [&](int64_t half) {
+        return Vals{sequence, head,
+                    k.min(channel + double(8 * half), k.i32(t.channels - 1))};
+      };
+      Val own = states.at({sequence, k.i32(0), head * double(t.slices) + slice},
+                          threadOfGroup * 4.0);
+      auto kept = [&](Val of, int64_t i) {
+        return k.offset(k.offset(own, k.toI64(of) * states.stride(1)),
+                        i * 4 * kGroup);
+      };
+      if (!isStates) {
+        k.ifThen(k.i32Argument(segments) > 1.0, [&] { k.waitForPredecessors(); });
+        Val start = segment - 1.0;
+        Vals carried(state);
+        carried.push_back(k.f32(1));
+        carried = k.forLoop(
+            k.i32(0), segment, 1, carried,
+            [&](Val i, ArrayRef<Val> in) -> Vals {
+              // What has decayed to nothing brings nothing.
+              return k.ifValues(
+                  in[held] != 0.0,
+                  [&]() -> Vals {
+                    Val of = start - i;
+                    Val scale = in[held];
+                    Vals out;
+                    for (int64_t r = 0; r < held; r += 4) {
+                      Vals v = k.unpack(
+                          k.load(kept(of, r), k.packedType(k.f32Type(), 4)),
+                          k.f32Type(), 4);
+                      for (int64_t j = 0; j < 4; ++j)
+                        out.push_back(k.fma(scale, v[j], in[r + j]));
+                    }
+                    Val sum = k.load(sums.at({sequence, of}, head), k.f32Type());
+                    out.push_back(scale * k.ex2(sum));
+                    return out;
+                  },
+                  [&]() -> Vals { return Vals(in); });
+            });
+        if (initial)
+          carried = k.ifValues(
+              carried[held] != 0.0,
+              [&]() -> Vals {
+                Vals out;
+                for (int64_t r = 0; r < held; r += 4)
+                  for (int64_t half = 0; half < 2; ++half) {
+                    Vals v = k.unpack(
+                        k.load(initial.at(leading(half),
+                                          t4 * 2.0 + double(2 * r)),
+                               k.packedType(initial.element, 2), true),
+                        initial.element, 2);
+                    for (int64_t j = 0; j < 2; ++j)
+                      out.push_back(k.fma(carried[held], v[j],
+                                          carried[r + 2 * half + j]));
+                  }
+                out.push_back(carried[held]);
+                return out;
+              },
+              [&]() -> Vals { return carried; });
+        carried.resize(held);
+        state = carried;
+      }
+
+      Val staging, stagingMemory;
+      if (!isStates) {
+        stagingMemory = k.offset(
+            outputsMemory, unit * double(t.outputBytes()) +
+                               warp * double(t.outputBytes() / 4));
+        staging = sharedAddress(k, stagingMemory);
+      }
+      /// x^T of the warp's channels as an operand.
+      auto loadInputs = [&](Val tile) {
+        Vals words;
+        for (int64_t j = 0; j < kTokens; j += 16) {
+          Val row = ((lane >> 4) << 3) + (lane & 7) + double(j);
+          Val piece = warp * 2.0 + ((lane >> 3) & 1);
+          llvm::append_range(
+              words, loadMatrices(k, tilePiece(k, tile, row, piece), true));
+        }
+        return words;
+      };
+      /// The same times the weights of its tokens in the state.
+      auto weighInputs = [&](Val tile, Val f) {
+        Vals words = loadInputs(tile);
+        Val from = k.offset(k.offset(f, 4 * Factors::kState), t4 * 4.0);
+        for (int64_t i = 0; i < 16; i += 2) {
+          Val weight = k.load(k.offset(from, 4 * 4 * (i / 2)), k.i32Type());
+          for (int64_t j = 0; j < 2; ++j)
+            words[i + j] = multiplyPairs(k, words[i + j], weight, element);
+        }
+        return words;
+      };
+      /// Starts S += x^T B.
+      auto updateState = [&](ArrayRef<Val> inputs, Val stage, ArrayRef<Val> s) {
+        Val b = tileDescriptor(k, stage, true);
+        Vals out;
+        int64_t first = 0;
+        for (int64_t columns : pieces) {
+          SmallVector<ProductStep> steps;
+          for (int64_t j = 0; j < kTokens; j += 16)
+            steps.push_back({Vals(inputs.slice(j / 4, 4)),
+                             {},
+                             {b,
+                              first / Tile::kColumns * Tile::bytes(kTokens) +
+                                  Tile::bytes(j),
+                              true}});
+          llvm::append_range(out, startProducts(k, columns, steps,
+                                                s.slice(first / 2, columns / 2),
+                                                element));
+          first += columns;
+        }
+        return out;
+      };
+      auto release = [&](Turn turn) {
+        k.syncWarp();
+        k.ifThen(lane == 0.0, [&] { arrive(k, empty(turn.stage)); });
+      };
+
+      if (isStates) {
+        Vals end = forTiles(state, [&](Val, Turn turn,
+                                       ArrayRef<Val> in) -> Vals {
+          Val stage = stageAt(turn.stage);
+          Val tile = stage + double(inputsOffset) + unit * double(t.inputBytes());
+          waitBarrier(k, factored(turn.stage), turn.phase);
+          waitBarrier(k, full(turn.stage), turn.phase);
+          fenceForProducts(k);
+          Vals inputs =
+              weighInputs(tile, factorsAt(turn.stage, headIndex));
+          Vals out = waitProducts(k, 0, updateState(inputs, stage, in));
+          release(turn);
+          return out;
+        });
+        k.ifThen(isLive, [&] {
+          for (int64_t r = 0; r < held; r += 4)
+            k.store(k.vector(ArrayRef(end).slice(r, 4)), kept(segment, r));
+        });
+        return;
+      }
+
+      // Where outputs are written: lanes have half a row of 16 channels each.
+      constexpr int64_t kRows = 4, kWidth = 8;
+      Val outputRow = lane >> 1, outputHalf = lane & 1;
+      Val outputChannel =
+          slice * double(kSlice) + warp * 16.0 + outputHalf * double(kWidth);
+      Val safeChannel = k.min(outputChannel, k.i32(t.channels - kWidth));
+      Val writes = isLive;
+      if (t.channels % kSlice)
+        writes = writes & (outputChannel < double(t.channels));
+      Val outputPointer =
+          plainOutput.at({batch64, row0 + k.toI64(outputRow), head}, safeChannel);
+      Cursor outputAt = output.at({batch64, row0, head}, safeChannel);
+      Cursor gateAt;
+      if (z)
+        gateAt = z.at({batch64, row0, head}, safeChannel);
+      Vals channelSkips;
+      if (hasChannelSkip)
+        channelSkips = D.elements({head}, safeChannel, kWidth, 1);
+
+      auto writeOutputs = [&](ArrayRef<Val> sumsOfTile, Val tileIndex) {
+        // The warp's 64 rows of 32 bytes, halves permuted.
+        auto half = [&](Val row, Val which) {
+          return row * 32.0 + ((which ^ ((row >> 2) & 1)) << 4);
+        };
+        k.syncWarp();
+        for (int64_t q = 0; q < 4; ++q) {
+          Vals words;
+          for (int64_t j = 0; j < 4; ++j)
+            words.push_back(
+                k.pack(sumsOfTile.slice(8 * q + 2 * j, 2), element));
+          Val row = ((lane >> 4) << 3) + (lane & 7) + double(16 * q);
+          storeMatrices(k, staging + half(row, (lane >> 3) & 1), words, true);
+        }
+        k.syncWarp();
+        Val token = tileIndex * double(kTokens);
+        Vals packed;
+        for (int64_t r = 0; r < kRows; ++r)
+          packed.push_back(
+              k.load(k.offset(stagingMemory,
+                              half(outputRow + double(16 * r), outputHalf)),
+                     k.packedType(element, kWidth)));
+        for (int64_t r = 0; r < kRows; ++r) {
+          Val row = token + outputRow + double(16 * r);
+          k.ifThen(writes & (row < length), [&] {
+            if (isPlain) {
+              k.store(packed[r],
+                      k.offset(outputPointer,
+                               k.toI64(token + double(16 * r)) *
+                                   plainOutput.stride(1)));
+              return;
+            }
+            Vals values = k.unpack(packed[r], element, kWidth);
+            Val row64 = row0 + k.toI64(row);
+            if (hasChannelSkip) {
+              Vals in = x.elements({batch64, row64, head}, safeChannel, kWidth, 8);
+              for (int64_t j = 0; j < kWidth; ++j)
+                values[j] = k.fma(channelSkips[j], in[j], values[j]);
+            }
+            if (z) {
+              Vals gates;
+              Cursor at = z.moved(gateAt, row, kTokenAxis);
+              int64_t width = std::min<int64_t>(
+                  kWidth, e.streamAlignment(op.getZ()));
+              for (int64_t j = 0; j < kWidth; j += width) {
+                Cursor from = at;
+                if (j)
+                  from = z.moved(
+                      z.at({batch64, row0, head}, safeChannel + double(j)), row,
+                      kTokenAxis);
+                llvm::append_range(gates, z.values(z.load(from, width), width));
+              }
+              for (int64_t j = 0; j < kWidth; ++j)
+                values[j] = values[j] * k.silu(gates[j]);
+            }
+            int64_t width =
+                std::min<int64_t>(kWidth, e.outputAlignment(y));
+            for (int64_t j = 0; j < kWidth; j += width) {
+              Cursor to = output.moved(outputAt, row, kTokenAxis);
+              if (j)
+                to = output.moved(
+                    output.at({batch64, row0, head}, safeChannel + double(j)),
+                    row, kTokenAxis);
+              output.store(to, ArrayRef(values).slice(j, width));
+            }
+          });
+        }
+      };
+
+      Vals end = forTiles(state, [&](Val i, Turn turn,
+                                     ArrayRef<Val> in) -> Vals {
+        Val stage = stageAt(turn.stage);
+        Val tile = stage + double(inputsOffset) + unit * double(t.inputBytes());
+        Val f = factorsAt(turn.stage, headIndex);
+        Val c = tileDescriptor(k, stage + double(t.stateBytes()), false);
+        Val weights = tileDescriptor(
+            k,
+            sharedAddress(k, weightsMemory) +
+                (turn.stage * double(t.heads()) + headIndex) *
+                    double(t.weightBytes()),
+            false);
+        Val inputs = tileDescriptor(k, tile, true);
+        waitBarrier(k, full(turn.stage), turn.phase);
+        fenceForProducts(k);
+        // S C^T; at most 128 states at a time, for the registers' sake.
+        bool isWide = t.states > 128;
+        int64_t most = isWide ? 64 : 128;
+        Vals sumsOfTile;
+        for (int64_t first = 0; first < t.states; first += most) {
+          int64_t columns = std::min(t.states - first, most);
+          SmallVector<ProductStep> steps;
+          for (int64_t n = first; n < first + columns; n += 16) {
+            Vals words;
+            for (int64_t j = 0; j < 4; ++j)
+              words.push_back(k.pack(in.slice(n / 2 + 2 * j, 2), element));
+            steps.push_back({words,
+                             {},
+                             {c, n / Tile::kColumns * Tile::bytes(kTokens) +
+                                     n % Tile::kColumns * 2}});
+          }
+          if (first)
+            sumsOfTile = waitProducts(k, 0, sumsOfTile);
+          sumsOfTile = startProducts(k, kTokens, steps, sumsOfTile, element);
+        }
+        auto scaleOutputs = [&] {
+          Val from = k.offset(f, t4 * 8.0);
+          for (int64_t q = 0; q < 8; ++q) {
+            Vals power =
+                k.unpack(k.load(k.offset(from, 4 * (Factors::kPower + 8 * q)),
+                                k.packedType(k.f32Type(), 2)),
+                         k.f32Type(), 2);
+            for (int64_t j = 0; j < 4; ++j)
+              sumsOfTile[4 * q + j] = sumsOfTile[4 * q + j] * power[j & 1];
+          }
+        };
+        auto startInner = [&] {
+          waitBarrier(k, weighted(turn.stage), turn.phase);
+          SmallVector<ProductStep> steps;
+          for (int64_t j = 0; j < kTokens; j += 16)
+            steps.push_back(
+                {{}, {inputs, Tile::bytes(j), true}, {weights, 2 * j}});
+          sumsOfTile = startProducts(k, kTokens, steps, sumsOfTile, element);
+        };
+        Vals next;
+        auto startState = [&] {
+          Vals words = weighInputs(tile, f);
+          Val decay = k.load(k.offset(f, 4 * Factors::kDecay), k.f32Type());
+          Vals scaled;
+          for (Val s : in)
+            scaled.push_back(s * decay);
+          next = updateState(words, stage, scaled);
+        };
+        waitBarrier(k, factored(turn.stage), turn.phase);
+        if (isWide) {
+          // Few registers are left: outputs first.
+          sumsOfTile = waitProducts(k, 0, sumsOfTile);
+          scaleOutputs();
+          startInner();
+          startState();
+          sumsOfTile =
+              waitProducts(k, static_cast<int64_t>(pieces.size()), sumsOfTile);
+          writeOutputs(sumsOfTile, tileAt(i));
+          next = waitProducts(k, 0, next);
+          release(turn);
+          return next;
+        }
+        startState();
+        sumsOfTile =
+            waitProducts(k, static_cast<int64_t>(pieces.size()), sumsOfTile);
+        scaleOutputs();
+        startInner();
+        Vals all(sumsOfTile);
+        llvm::append_range(all, next);
+        all = waitProducts(k, 0, all);
+        release(turn);
+        writeOutputs(ArrayRef(all).take_front(kTokens / 2), tileAt(i));
+        return Vals(ArrayRef(all).drop_front(kTokens / 2));
+      });
+
+      if (final)
+        k.ifThen(isLive & (segment == lastSegment), [&] {
+          for (int64_t half = 0; half < 2; ++half)
+            k.ifThen(channel + double(8 * half) < double(t.channels), [&] {
+              for (int64_t r = 0; r < held; r += 4)
+                k.store(k.pack(ArrayRef(end).slice(r + 2 * half, 2),
+                               final.element),
+                        final.at(leading(half), t4 * 2.0 + double(2 * r)));
+            });
+        });
+    };
+
+    // Segments that a shorter sequence does not have are not looked at, and of
+    // the last no state is needed.
+    Val works = isStates ? segment < lastSegment : segment <= lastSegment;
+    auto help = [&] {
+      if (!isStates)
+        setRegisters(k, t.helperRegisters, false);
+      for (int64_t copier = 0; copier < t.copiers(); ++copier)
+        k.ifThen(warp == double(t.heads() + copier), [&] { copy(copier); });
+      k.ifThen(warp < double(t.heads()), [&] { factor(warp); });
+    };
+    k.ifThen(works, [&] {
+      if (isStates) {
+        k.ifElse(
+            group == double(t.units), help, [&] { keep(group); });
+        return;
+      }
+      k.ifElse(group == double(t.units + 1), help, [&] {
+        k.ifElse(
+            group == double(t.units),
+            [&] {
+              setRegisters(k, t.weightRegisters, false);
+              weigh();
+            },
+            [&] {
+              setRegisters(k, t.unitRegisters, true);
+              keep(group);
+            });
+      });
+    });
+  };
+  k.ifThen(sequence < k.i32Argument(sequences.count), walk);
+  k.launch(e.gridOf(e.mul(segmentCount, perSegment), sequences.count));
+}
+
+bool corey::fitsTensorCores(const GPULowering &lowering, SSDOp op) {
+  if (!lowering.target.hasWarpGroups)
+    return false;
+  auto x = cast<RankedTensorType>(op.getX().getType());
+  int64_t channels = x.getDimSize(3);
+  int64_t states = cast<RankedTensorType>(op.getB().getType()).getDimSize(3);
+  if (!x.getElementType().isF16() && !x.getElementType().isBF16())
+    return false;
+  for (Value tensor : {op.getX(), op.getB(), op.getC()})
+    if (cast<RankedTensorType>(tensor.getType()).getElementType() !=
+            x.getElementType() ||
+        lowering.isComputed(tensor) || rowAlignment(tensor) < 8)
+      return false;
+  return channels % 8 == 0 && channels <= 128 && states % 16 == 0 &&
+         states <= 256;
+}
+
+void corey::emitSSDOnTensorCores(GPULowering &lowering, SSDOp op,
+                                 const DeviceSequences &sequences, Value chunk,
+                                 Value y, Value last) {
+  SSDTensorKernels(lowering, op, sequences, y, last).emit(chunk);
+}

@@ -1,0 +1,210 @@
+//===- WarpGroup.cpp - Tensor cores of warp groups ------------------------===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "WarpGroup.h"
+#include "llvm/Support/raw_ostream.h"
+
+using namespace mlir;
+using namespace corey;
+
+/// Inline PTX that reads or writes memory that the compiler knows of.
+static void ptxOnMemory(KernelBuilder &k, StringRef text, StringRef constraints,
+                        ArrayRef<Val> arguments) {
+  k.ptx(text, (constraints + (constraints.empty() ? "~{memory}" : ",~{memory}"))
+                  .str(),
+        Type(), arguments, /*hasSideEffects=*/true);
+}
+
+/// The results of inline PTX that has several of one type.
+static Vals ptxWithResults(KernelBuilder &k, StringRef text,
+                           StringRef constraints, int64_t count, Type type,
+                           ArrayRef<Val> arguments) {
+  auto all = LLVM::LLVMStructType::getLiteral(
+      k.b.getContext(), SmallVector<Type>(count, type));
+  Val made = k.ptx(text, (constraints + ",~{memory}").str(), all, arguments,
+                   /*hasSideEffects=*/true);
+  Vals results;
+  for (int64_t i = 0; i < count; ++i)
+    results.push_back(
+        k.wrap(LLVM::ExtractValueOp::create(k.b, k.loc, made.value, i)));
+  return results;
+}
+
+Val corey::sharedAddress(KernelBuilder &k, Val pointer) {
+  return k.wrap(
+      LLVM::PtrToIntOp::create(k.b, k.loc, k.i32Type(), pointer.value));
+}
+
+//===----------------------------------------------------------------------===//
+// Tiles
+//===----------------------------------------------------------------------===//
+
+Val corey::tilePiece(KernelBuilder &k, Val tile, Val row, Val piece) {
+  return tile + row * double(Tile::kRowBytes) + ((piece ^ (row & 7)) << 4);
+}
+
+void corey::copyAsync16(KernelBuilder &k, Val to, int64_t toOffset, Val from,
+                        Val count) {
+  std::string text = "cp.async.cg.shared.global [$0+" +
+                     std::to_string(toOffset) + "], [$1], 16" +
+                     (count ? ", $2;" : ";");
+  if (count)
+    ptxOnMemory(k, text, "r,l,r", {to, from, count});
+  else
+    ptxOnMemory(k, text, "r,l", {to, from});
+}
+
+Vals corey::loadMatrices(KernelBuilder &k, Val address, bool isTransposed) {
+  StringRef text = isTransposed
+                       ? "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 "
+                         "{$0,$1,$2,$3}, [$4];"
+                       : "ldmatrix.sync.aligned.m8n8.x4.shared.b16 "
+                         "{$0,$1,$2,$3}, [$4];";
+  return ptxWithResults(k, text, "=r,=r,=r,=r,r", 4, k.i32Type(), {address});
+}
+
+void corey::storeMatrices(KernelBuilder &k, Val address, ArrayRef<Val> words,
+                          bool isTransposed) {
+  StringRef text = isTransposed
+                       ? "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 "
+                         "[$0], {$1,$2,$3,$4};"
+                       : "stmatrix.sync.aligned.m8n8.x4.shared.b16 "
+                         "[$0], {$1,$2,$3,$4};";
+  ptxOnMemory(k, text, "r,r,r,r,r",
+              {address, words[0], words[1], words[2], words[3]});
+}
+
+Val corey::multiplyPairs(KernelBuilder &k, Val a, Val b, Type element) {
+  return k.ptx(element.isBF16() ? "mul.rn.bf16x2 $0, $1, $2;"
+                                : "mul.rn.f16x2 $0, $1, $2;",
+               "=r,r,r", k.i32Type(), {a, b});
+}
+
+//===----------------------------------------------------------------------===//
+// Barriers
+//===----------------------------------------------------------------------===//
+
+void corey::initBarrier(KernelBuilder &k, Val barrier, int64_t count) {
+  ptxOnMemory(k, "mbarrier.init.shared::cta.b64 [$0], $1;", "r,r",
+              {barrier, k.i32(count)});
+}
+
+void corey::fenceBarriers(KernelBuilder &k) {
+  ptxOnMemory(k, "fence.mbarrier_init.release.cluster;", "", {});
+}
+
+void corey::arrive(KernelBuilder &k, Val barrier) {
+  ptxOnMemory(k, "mbarrier.arrive.shared::cta.b64 _, [$0];", "r", {barrier});
+}
+
+void corey::arriveWithCopies(KernelBuilder &k, Val barrier) {
+  ptxOnMemory(k, "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", "r",
+              {barrier});
+}
+
+void corey::waitBarrier(KernelBuilder &k, Val barrier, Val parity) {
+  ptxOnMemory(k,
+              "{\n.reg .pred done;\nagain:\n"
+              "mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1;\n"
+              "@!done bra again;\n}",
+              "r,r", {barrier, parity});
+}
+
+void corey::fenceForProducts(KernelBuilder &k) {
+  ptxOnMemory(k, "fence.proxy.async.shared::cta;", "", {});
+}
+
+void corey::setRegisters(KernelBuilder &k, int64_t count, bool isMore) {
+  NVVM::SetMaxRegisterOp::create(k.b, k.loc, count,
+                                 isMore ? NVVM::SetMaxRegisterAction::increase
+                                        : NVVM::SetMaxRegisterAction::decrease);
+}
+
+//===----------------------------------------------------------------------===//
+// Products
+//===----------------------------------------------------------------------===//
+
+Val corey::tileDescriptor(KernelBuilder &k, Val address, bool isTransposed) {
+  // In units of 16 bytes: the address, from one tile to that of the next 64
+  // rows of the operand (where they are columns of the tile), from eight rows
+  // of the tile to the next; 1 << 62 is the permutation of 128-byte rows.
+  constexpr int64_t kTileRows = 64;
+  int64_t leading = isTransposed ? Tile::bytes(kTileRows) >> 4 : 1;
+  Val low = ((address & 0x3FFFF) >> 4) | k.i32(leading << 16);
+  Val wide =
+      k.wrap(arith::ExtUIOp::create(k.b, k.loc, k.i64Type(), low.value));
+  return wide | k.i64((Tile::bytes(8) >> 4) << 32 | int64_t(1) << 62);
+}
+
+Vals corey::startProducts(KernelBuilder &k, int64_t columns,
+                          ArrayRef<ProductStep> steps, ArrayRef<Val> sums,
+                          Type element) {
+  int64_t count = columns / 2;
+  std::string text, constraints;
+  llvm::raw_string_ostream out(text);
+  Vals arguments;
+  // Not before all inputs are read.
+  for (int64_t i = 0; i < count; ++i)
+    constraints += i ? ",=&f" : "=&f";
+  for (auto [i, sum] : llvm::enumerate(sums)) {
+    constraints += "," + std::to_string(i);
+    arguments.push_back(sum);
+  }
+  llvm::DenseMap<Value, size_t> numbers;
+  auto operand = [&](Val value, StringRef constraint) {
+    auto [it, isNew] =
+        numbers.try_emplace(value.value, count + arguments.size());
+    if (isNew) {
+      arguments.push_back(value);
+      constraints += ("," + constraint).str();
+    }
+    return it->second;
+  };
+  out << "{\n.reg .b64 a, b;\n.reg .pred adds, starts;\n"
+         "setp.eq.u32 adds, 0, 0;\nsetp.ne.u32 starts, 0, 0;\n"
+         "wgmma.fence.sync.aligned;\n";
+  std::string list;
+  for (int64_t i = 0; i < count; ++i)
+    list += (i ? ",$" : "$") + std::to_string(i);
+  std::string type = element.isBF16() ? "bf16" : "f16";
+  auto address = [&](const TileOperand &tile, StringRef name) {
+    out << "add.s64 " << name << ", $" << operand(tile.descriptor, "l") << ", "
+        << (tile.offset >> 4) << ";\n";
+  };
+  for (auto [i, step] : llvm::enumerate(steps)) {
+    std::string a = "a";
+    if (step.a.empty()) {
+      address(step.aTile, "a");
+    } else {
+      a = "{";
+      for (auto [j, word] : llvm::enumerate(step.a))
+        a += (j ? ",$" : "$") + std::to_string(operand(word, "r"));
+      a += "}";
+    }
+    address(step.b, "b");
+    out << "wgmma.mma_async.sync.aligned.m64n" << columns << "k16.f32." << type
+        << "." << type << " {" << list << "}, " << a << ", b, "
+        << (i == 0 && sums.empty() ? "starts" : "adds") << ", 1, 1, ";
+    if (step.a.empty())
+      out << int(step.aTile.isTransposed) << ", ";
+    out << int(step.b.isTransposed) << ";\n";
+  }
+  out << "wgmma.commit_group.sync.aligned;\n}";
+  return ptxWithResults(k, text, constraints, count, k.f32Type(), arguments);
+}
+
+Vals corey::waitProducts(KernelBuilder &k, int64_t pending,
+                         ArrayRef<Val> sums) {
+  std::string text =
+      "wgmma.wait_group.sync.aligned " + std::to_string(pending) + ";";
+  // The accumulators go through, so that nothing reads them earlier.
+  std::string constraints;
+  for (size_t i = 0; i < sums.size(); ++i)
+    constraints += i ? ",=f" : "=f";
+  for (size_t i = 0; i < sums.size(); ++i)
+    constraints += "," + std::to_string(i);
+  return ptxWithResults(k, text, constraints, sums.size(), k.f32Type(), sums);
+}

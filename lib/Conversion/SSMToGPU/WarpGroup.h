@@ -1,0 +1,120 @@
+//===- WarpGroup.h - Tensor cores of warp groups ----------------*- C++ -*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+//
+// What kernels for sm_90a need beyond KernelBuilder: matrix products of a warp
+// group (wgmma: four warps whose first has a number divisible by four), the
+// tiles they read, and the barriers by which groups of different roles hand
+// tiles on. The PTX manual is the source of layouts and limits.
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef COREY_LIB_CONVERSION_SSMTOGPU_WARPGROUP_H
+#define COREY_LIB_CONVERSION_SSMTOGPU_WARPGROUP_H
+
+#include "KernelBuilder.h"
+
+namespace corey {
+
+/// The address of `pointer`, to shared memory, as the i32 that the functions
+/// below take.
+Val sharedAddress(KernelBuilder &k, Val pointer);
+
+//===--- Tiles
+//-----------------------------------------------------------------===//
+
+/// A tile has rows of 128 bytes, 64 elements of 16 bits, whose eight pieces of
+/// 16 bytes are permuted by the number of the row: neither a row nor a column
+/// of pieces meets in the same banks. It starts at a multiple of 1024 bytes.
+struct Tile {
+  static constexpr int64_t kRowBytes = 128, kPieces = 8, kAlignment = 1024;
+  static constexpr int64_t kColumns = 64;
+  /// Bytes of `rows` rows.
+  static constexpr int64_t bytes(int64_t rows) { return rows * kRowBytes; }
+};
+
+/// The address of a piece of the tile at `tile`.
+Val tilePiece(KernelBuilder &k, Val tile, Val row, Val piece);
+
+/// Copies 16 bytes from global to shared memory while the thread goes on, or
+/// writes zeros where `count`, an i32 of 16 or 0, is 0. `toOffset` is added to
+/// the address `to`.
+void copyAsync16(KernelBuilder &k, Val to, int64_t toOffset, Val from,
+                 Val count = Val());
+
+/// Four 8 x 8 matrices of 16-bit elements between shared memory and registers:
+/// lane i has the address of row i % 8 of matrix i / 8, and gets elements
+/// (i / 4, 2 (i % 4)) and the next one of each; `isTransposed` of the transpose
+/// in place of that.
+Vals loadMatrices(KernelBuilder &k, Val address, bool isTransposed);
+void storeMatrices(KernelBuilder &k, Val address, llvm::ArrayRef<Val> words,
+                   bool isTransposed);
+
+/// Products of the two halves of words.
+Val multiplyPairs(KernelBuilder &k, Val a, Val b, mlir::Type element);
+
+//===--- Barriers
+//--------------------------------------------------------------===//
+
+constexpr int64_t kBarrierBytes = 8;
+
+/// A barrier at an address: a phase ends when `count` threads have arrived.
+void initBarrier(KernelBuilder &k, Val barrier, int64_t count);
+/// Makes initialised barriers known to the block; a barrier of its threads must
+/// follow.
+void fenceBarriers(KernelBuilder &k);
+void arrive(KernelBuilder &k, Val barrier);
+/// The thread arrives when what it has asked copyAsync16() for is there.
+void arriveWithCopies(KernelBuilder &k, Val barrier);
+/// Waits for the end of the phase of this parity: phases count from 0.
+void waitBarrier(KernelBuilder &k, Val barrier, Val parity);
+/// What threads have written to shared memory, or have waited for, is seen by
+/// matrix products that are started after.
+void fenceForProducts(KernelBuilder &k);
+
+/// The thread's group of warps gives registers back, or waits for more.
+void setRegisters(KernelBuilder &k, int64_t count, bool isMore);
+
+//===--- Products
+//--------------------------------------------------------------===//
+
+/// An operand in shared memory, made of tiles of 64 rows.
+struct TileOperand {
+  /// i64: what the hardware takes.
+  Val descriptor;
+  /// Bytes to add to its address, a multiple of 16.
+  int64_t offset = 0;
+  /// The tile's rows are the axis that is summed over.
+  bool isTransposed = false;
+};
+/// `address` is that of the first tile; those of the next 64 columns follow.
+/// Rows of a tile that is not transposed are an operand's rows; where it is,
+/// they are summed over, and the next tile has the operand's next rows.
+Val tileDescriptor(KernelBuilder &k, Val address, bool isTransposed);
+
+/// One step of 16 of a product's sum: 64 x 16 times 16 x columns.
+struct ProductStep {
+  /// Four registers as KernelBuilder::pack makes them from accumulators, or
+  /// none and `aTile`.
+  Vals a;
+  TileOperand aTile, b;
+};
+
+/// Starts sums of products on the tensor cores: columns / 2 accumulators of
+/// f32, which are added to, or start at zero where `sums` is empty. The 4 i + j
+/// th has row lane / 4 + 8 (j / 2) of the warp's 16 rows and column 8 i + 2
+/// (lane % 4) + j % 2. Neither they nor what is read may be touched before
+/// waitProducts(). `columns` is a multiple of 8, up to 256. The call ends a
+/// group of products.
+Vals startProducts(KernelBuilder &k, int64_t columns,
+                   llvm::ArrayRef<ProductStep> steps, llvm::ArrayRef<Val> sums,
+                   mlir::Type element);
+/// Waits until at most `pending` groups of products are under way; returns the
+/// accumulators that have got there.
+Vals waitProducts(KernelBuilder &k, int64_t pending, llvm::ArrayRef<Val> sums);
+
+} // namespace corey
+
+#endif // COREY_LIB_CONVERSION_SSMTOGPU_WARPGROUP_H
