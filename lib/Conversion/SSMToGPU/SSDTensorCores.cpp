@@ -392,9 +392,11 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
             Val pointer =
                 k.offset(source.pointer, k.toI64(token) * source.rowStride);
             auto rows = [&] {
+              Val next = pointer;
               for (int64_t r = 0; r < kTokens; r += 4) {
-                Val count, from = k.offset(pointer, source.rowStride * double(r));
-                Val there;
+                // One after another: all at once take registers.
+                Val count, there, from = next;
+                next = k.offset(next, source.rowStride * 4.0);
                 if (!isWhole)
                   there = token + row + double(r) < length;
                 if (source.fills && source.isThere)
@@ -894,6 +896,11 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
         bool isWide = t.states > 128;
         int64_t most = isWide ? 64 : 128;
         Vals sumsOfTile;
+        waitBarrier(k, factored(turn.stage), turn.phase);
+        Val decay = k.load(k.offset(f, 4 * Factors::kDecay), k.f32Type());
+        Vals scaled;
+        for (Val s : in)
+          scaled.push_back(s * decay);
         for (int64_t first = 0; first < t.states; first += most) {
           int64_t columns = std::min(t.states - first, most);
           SmallVector<ProductStep> steps;
@@ -932,13 +939,8 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
         Vals next;
         auto startState = [&] {
           Vals words = weighInputs(tile, f);
-          Val decay = k.load(k.offset(f, 4 * Factors::kDecay), k.f32Type());
-          Vals scaled;
-          for (Val s : in)
-            scaled.push_back(s * decay);
           next = updateState(words, stage, scaled);
         };
-        waitBarrier(k, factored(turn.stage), turn.phase);
         if (isWide) {
           // Few registers are left: outputs first.
           sumsOfTile = waitProducts(k, 0, sumsOfTile);
