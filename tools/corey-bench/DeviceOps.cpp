@@ -4,39 +4,36 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "DeviceOps.h"
 #include "Workload.h"
 #include "corey/Device/CUDA.h"
+#include "corey/Scheduler/Tuner.h"
 #include "corey/ToolUtils.h"
 #include <algorithm>
 #include <cmath>
 
 using namespace corey;
 
-namespace {
-/// Device memory that is written so that nothing else stays in a cache.
-class Flush {
-public:
-  static Expected<Flush> create(std::shared_ptr<cuda::Device> device) {
-    Flush flush;
-    Expected<void *> memory = device->allocate(kBytes);
-    if (!memory)
-      return memory.takeStatus();
-    flush.memory = std::shared_ptr<void>(
-        *memory, [device](void *data) { device->deallocate(data); });
-    flush.device = std::move(device);
-    return flush;
-  }
-  Status operator()(void *stream) {
-    return device->memset(memory.get(), ++value, kBytes, stream);
-  }
+Expected<Flush> Flush::create(std::shared_ptr<cuda::Device> device) {
+  Flush flush;
+  Expected<void *> memory = device->allocate(kBytes);
+  if (!memory)
+    return memory.takeStatus();
+  flush.memory = std::shared_ptr<void>(
+      *memory, [device](void *data) { device->deallocate(data); });
+  flush.device = std::move(device);
+  return flush;
+}
 
-private:
-  static constexpr size_t kBytes = size_t(256) << 20;
-  std::shared_ptr<cuda::Device> device;
-  std::shared_ptr<void> memory;
-  unsigned char value = 0;
-};
-} // namespace
+Status corey::poison(const cuda::Device &device, const Tensor &tensor) {
+  // All ones are no number, in whatever type. The copies and runs that follow
+  // are on other streams.
+  if (Status status = device.memset(
+          tensor.data(), 0xff, static_cast<size_t>(tensor.numBytes()), nullptr);
+      !status)
+    return status;
+  return device.synchronize();
+}
 
 /// Runs of one launch of a graph, and of a copy.
 static constexpr int kRepeats = 20;
@@ -80,7 +77,29 @@ static Expected<DeviceCopy> measureCopy(std::shared_ptr<cuda::Device> gpu,
 Expected<DeviceMeasurements>
 corey::measureOnDevice(Context &context, const Workload &workload,
                        const scheduler::Problem *scan,
-                       std::vector<int64_t> chunks, double budgetMs) {
+                       std::vector<int64_t> chunks,
+                       const std::string &onlyVariant, double budgetMs) {
+  Device device = context.getDevice();
+  // Refused before anything is compiled.
+  std::vector<scheduler::Variant> variants;
+  if (scan) {
+    std::string known;
+    for (scheduler::Variant &each : scanVariants(device.kind, *scan)) {
+      known += (known.empty() ? "" : ", ") + each.name;
+      if (onlyVariant.empty() || each.name == onlyVariant)
+        variants.push_back(std::move(each));
+    }
+    if (variants.empty())
+      return Status::notFound("--variant: expected one of " + known +
+                              ", got '" + onlyVariant + "'");
+    for (const scheduler::Variant &each : variants)
+      for (int64_t chunk : chunks)
+        if (each.segmented && chunk % each.granularity)
+          return Status::invalidArgument("--chunk: expected a multiple of " +
+                                         std::to_string(each.granularity) +
+                                         " for '" + each.name + "', got " +
+                                         std::to_string(chunk));
+  }
   CompileOptions compileOptions;
   compileOptions.policy = "unsplit";
   Expected<std::shared_ptr<Executable>> compiled =
@@ -88,7 +107,6 @@ corey::measureOnDevice(Context &context, const Workload &workload,
   if (!compiled)
     return compiled.takeStatus();
   Executable &executable = **compiled;
-  Device device = context.getDevice();
   Expected<std::shared_ptr<cuda::Device>> gpu = cuda::Device::get(device.index);
   if (!gpu)
     return gpu.takeStatus();
@@ -117,17 +135,22 @@ corey::measureOnDevice(Context &context, const Workload &workload,
       if (Status status = executable.setChunk("scan", result.chunk); !status)
         return status;
     }
+    // What an earlier kernel left must not pass for a result.
+    for (Tensor &output : *outputs)
+      if (Status status = poison(**gpu, output); !status)
+        return status;
     if (Status status = executable.run("main", *inputs, *outputs); !status)
       return status;
     Expected<std::vector<Tensor>> got = moveTo(*outputs, Device::cpu());
     if (!got)
       return got.takeStatus();
-    for (size_t i = 0; i < got->size(); ++i) {
-      Expected<Difference> difference =
-          compare((*got)[i], workload.expected[i]);
-      if (!difference)
-        return difference.takeStatus();
-      result.relativeL2 = std::max(result.relativeL2, difference->relativeL2);
+    Expected<std::vector<Difference>> differences =
+        compareOutputs(workload, *got);
+    if (!differences)
+      return differences.takeStatus();
+    for (const Difference &each : *differences) {
+      result.errors.push_back(each.relativeL2);
+      result.relativeL2 = std::max(result.relativeL2, each.relativeL2);
     }
     Expected<double> cold = timeOnDevice(
         device,
@@ -159,18 +182,20 @@ corey::measureOnDevice(Context &context, const Workload &workload,
       return status;
     return measurements;
   }
-  if (chunks.empty())
-    for (int64_t chunk = 16; chunk < scan->length; chunk *= 2)
-      chunks.push_back(chunk);
-  for (const scheduler::Variant &variant : scanVariants(device.kind, *scan)) {
+  for (const scheduler::Variant &variant : variants) {
+    std::vector<int64_t> own = chunks;
+    if (chunks.empty())
+      for (const scheduler::Candidate &each : scheduler::defaultCandidates(
+               *scan, {variant}, 16, context.schedulerDevice().units))
+        own.push_back(each.chunk);
     DeviceResult result;
     result.variant = variant.name;
     if (Status status = measure(result); !status)
       return status;
     // By rule it is the same kernel.
-    if (!variant.segmented || variant.byRule)
+    if (!variant.segmented || (variant.byRule && variants.size() > 1))
       continue;
-    for (int64_t chunk : chunks) {
+    for (int64_t chunk : own) {
       if (chunk < 1 || chunk >= scan->length)
         continue;
       result.chunk = chunk;

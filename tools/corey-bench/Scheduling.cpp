@@ -250,13 +250,13 @@ public:
             runFromHost(*executable, device, "main", made.inputs, results);
         !status)
       return status;
+    Expected<std::vector<Difference>> differences =
+        compareOutputs(made, results);
+    if (!differences)
+      return differences.takeStatus();
     double worst = 0;
-    for (size_t i = 0; i < results.size(); ++i) {
-      Expected<Difference> difference = compare(results[i], made.expected[i]);
-      if (!difference)
-        return difference.takeStatus();
-      worst = std::max(worst, difference->relativeL2);
-    }
+    for (const Difference &each : *differences)
+      worst = std::max(worst, each.relativeL2);
     return worst;
   }
 
@@ -505,7 +505,8 @@ tuneLengths(Context &context, ScanRunner &runner, sched::Problem problem,
                             static_cast<double>(problem.length) / 2048);
       Expected<sched::TableEntry> entry = sched::tune(
           context.schedulerDevice(), problem, variants,
-          sched::defaultCandidates(problem, variants, 8),
+          sched::defaultCandidates(problem, variants, 8,
+                                   context.schedulerDevice().units),
           [&](const sched::Candidate &candidate) {
             return runner.measure(problem, candidate);
           },

@@ -28,6 +28,9 @@ struct Workload {
   /// What each output should be, in float64 from the (rounded) inputs; empty if
   /// no reference was asked for.
   std::vector<Tensor> expected;
+  /// Where all of it would take too long, the heads of an SSD (sequence and
+  /// head) that `expected` has, along its first axis.
+  std::vector<std::pair<int64_t, int64_t>> checkedHeads;
   /// Least bytes moved, multiply-adds and exponentials, for the floor.
   double bytes = 0, flops = 0, exponentials = 0;
 };
@@ -37,7 +40,23 @@ struct WorkloadOptions {
   std::vector<int64_t> shape;
   /// Whether to compute what is expected.
   bool reference = true;
+  /// Whether an SSD has the decay of each token, and initial states, in place
+  /// of dt and A.
+  bool discretized = false;
 };
+
+/// A tensor type whose first `dynamic` sizes are free.
+std::string tensorType(const std::vector<int64_t> &shape, unsigned dynamic,
+                       const char *element);
+/// Activations: random, or, where there are many or nothing is compared with
+/// what is expected and times alone count, random ones over and over.
+Tensor makeActivation(const WorkloadOptions &options,
+                      const std::vector<int64_t> &shape, uint64_t seed,
+                      double mean = 0, double deviation = 1);
+
+/// The distance of each output of a workload to what it should be.
+Expected<std::vector<Difference>>
+compareOutputs(const Workload &workload, const std::vector<Tensor> &outputs);
 
 /// The operands of a selective scan with softplus, G = 1.
 struct ScanOperands {
@@ -50,8 +69,31 @@ std::vector<Tensor> scanReference(const ScanOperands &operands);
 /// Mamba-1 scan with D, z, delta_bias and softplus: shape B,L,D,N. Its chunk
 /// site is "scan".
 Workload makeScan(const WorkloadOptions &options);
-/// Mamba-2 with D, dt_bias and softplus: shape B,L,H,P,N,G. Its chunk site is
-/// "scan".
+/// The operands of an SSD: dt, A and dt_bias, with softplus, or the decay of
+/// each token, which may lie in any order.
+struct SSDOperands {
+  Tensor x, B, C;
+  std::optional<Tensor> dt, A, bias, decay, D, initialStates;
+
+  /// Those that are there, in the order of the program's arguments.
+  std::vector<Tensor> inputs() const;
+  /// A program for any batch and length, with the chunk site "scan". States
+  /// that it returns have the type of the initial ones, else f32.
+  std::string program() const;
+};
+/// What it makes of them, in float64 and in parallel: y and the last states, or
+/// for some heads (sequence and head) those of each, along a first axis.
+std::vector<Tensor>
+ssdReference(const SSDOperands &operands,
+             const std::vector<std::pair<int64_t, int64_t>> &heads = {});
+/// The arithmetic of one, with the products of C and B of a group taken once
+/// and tiles of 64 tokens, which is about the least there is: what the matrix
+/// units have to do of it.
+double ssdFlops(int64_t B, int64_t L, int64_t H, int64_t P, int64_t N,
+                int64_t G);
+
+/// Mamba-2 with D, dt_bias and softplus, or discretized: shape B,L,H,P,N,G. Its
+/// chunk site is "scan".
 Workload makeSSD(const WorkloadOptions &options);
 /// One token of a Mamba-1 scan with D, z, delta_bias and softplus, from given
 /// states to new ones: shape B,D,N.
@@ -107,7 +149,8 @@ struct DeviceResult {
   int64_t chunk = 0;
   /// After other memory was written, and right after itself; medians.
   double coldUs = 0, warmUs = 0;
-  /// The largest of an output.
+  /// Of each output, and the largest of them.
+  std::vector<double> errors;
   double relativeL2 = 0;
 };
 /// What a copy of as many bytes as a workload must move takes: its floor on a
@@ -120,13 +163,14 @@ struct DeviceMeasurements {
   DeviceCopy copy;
 };
 /// Measures a program on a CUDA device. With `scan`, every kernel that there is
-/// for it, unsplit and, where it can be, with `chunks` (every power of two if
-/// there are none), bound at the site "scan".
-Expected<DeviceMeasurements> measureOnDevice(Context &context,
-                                             const Workload &workload,
-                                             const scheduler::Problem *scan,
-                                             std::vector<int64_t> chunks,
-                                             double budgetMs);
+/// for it, or `variant` if that is not empty, unsplit and, where it can be,
+/// with `chunks` (those that a tuner would try if there are none), bound at the
+/// site "scan". Errors: NotFound for another variant, InvalidArgument for
+/// chunks that it cannot have.
+Expected<DeviceMeasurements>
+measureOnDevice(Context &context, const Workload &workload,
+                const scheduler::Problem *scan, std::vector<int64_t> chunks,
+                const std::string &variant, double budgetMs);
 
 /// A scan with its input observed for a policy, and without, in turn; unsplit,
 /// medians after other memory was written.
@@ -158,6 +202,7 @@ int runSchedule(int argc, char **argv);
 int runFusion(int argc, char **argv);
 int runEntropy(int argc, char **argv);
 int runPaper(int argc, char **argv);
+int runSol(int argc, char **argv);
 /// @}
 
 } // namespace corey

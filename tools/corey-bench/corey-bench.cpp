@@ -40,7 +40,7 @@ constexpr MeasuredOp kOps[] = {
 constexpr std::pair<llvm::StringLiteral, int (*)(int, char **)> kSubcommands[] =
     {{"rules", runRules},       {"tune", runTune},     {"fit", runFit},
      {"schedule", runSchedule}, {"fusion", runFusion}, {"entropy", runEntropy},
-     {"paper", runPaper}};
+     {"paper", runPaper},       {"sol", runSol}};
 
 std::string namesOfBenchmarks(llvm::StringRef separator) {
   llvm::SmallVector<llvm::StringRef> names;
@@ -88,6 +88,17 @@ struct Case {
                               {"shape", llvm::json::Array(options.shape)},
                               {"dtype", dtypeName(options.dtype)}};
   }
+  /// The form of an SSD, and how many of its heads were compared with what is
+  /// expected.
+  void describeSSD(const Workload &workload, llvm::json::Object &result) const {
+    result["form"] = options.discretized ? "decay" : "dt";
+    int64_t heads = options.shape[0] * options.shape[2];
+    result["checked_heads"] =
+        workload.checkedHeads.empty()
+            ? heads
+            : static_cast<int64_t>(workload.checkedHeads.size());
+    result["heads"] = heads;
+  }
   /// Columns that both tables begin with.
   void print() const {
     llvm::outs() << llvm::left_justify(shapeText, 25) << " "
@@ -96,7 +107,8 @@ struct Case {
 };
 
 Status benchmarkOnDevice(const Case &c, const std::string &target,
-                         const std::vector<int64_t> &chunks, double budgetMs,
+                         const std::vector<int64_t> &chunks,
+                         const std::string &variant, double budgetMs,
                          bool print, llvm::json::Array &results) {
   ContextOptions contextOptions;
   contextOptions.device = target;
@@ -106,15 +118,26 @@ Status benchmarkOnDevice(const Case &c, const std::string &target,
   Workload workload = c.op.make(c.options);
   scheduler::Problem scan;
   const std::vector<int64_t> &shape = c.options.shape;
-  bool isScan = c.op.name == "scan";
-  if (isScan) {
+  if (c.op.hasChunks) {
+    scan.type = c.options.dtype == DType::F16    ? scheduler::ElementType::F16
+                : c.options.dtype == DType::BF16 ? scheduler::ElementType::BF16
+                                                 : scheduler::ElementType::F32;
     scan.batch = shape[0];
     scan.length = shape[1];
     scan.channels = shape[2];
+  }
+  bool isSSD = c.op.name == "ssd";
+  if (isSSD) {
+    scan.op = scheduler::OpKind::SSD;
+    scan.headDim = shape[3];
+    scan.states = shape[4];
+    scan.groups = shape[5];
+  } else if (c.op.hasChunks) {
     scan.states = shape[3];
   }
-  Expected<DeviceMeasurements> measured = measureOnDevice(
-      **context, workload, isScan ? &scan : nullptr, chunks, budgetMs);
+  Expected<DeviceMeasurements> measured =
+      measureOnDevice(**context, workload, c.op.hasChunks ? &scan : nullptr,
+                      chunks, variant, budgetMs);
   if (!measured)
     return measured.takeStatus();
   for (const DeviceResult &each : measured->results) {
@@ -138,6 +161,12 @@ Status benchmarkOnDevice(const Case &c, const std::string &target,
     result["copy_cold_us"] = measured->copy.coldUs;
     result["copy_warm_us"] = measured->copy.warmUs;
     result["rel_l2_error"] = each.relativeL2;
+    if (c.op.hasChunks) {
+      result["y_rel_l2_error"] = each.errors[0];
+      result["state_rel_l2_error"] = each.errors[1];
+    }
+    if (isSSD)
+      c.describeSSD(workload, result);
     result["bytes"] = workload.bytes;
     result["flops"] = workload.flops;
     result["exponentials"] = workload.exponentials;
@@ -213,14 +242,13 @@ Status benchmarkOnHost(const Case &c, const std::string &target,
       if (Status status = (*executable)->run("main", workload.inputs, outputs);
           !status)
         return status;
+      Expected<std::vector<Difference>> differences =
+          compareOutputs(workload, outputs);
+      if (!differences)
+        return differences.takeStatus();
       double error = 0;
-      for (size_t i = 0; i < outputs.size(); ++i) {
-        Expected<Difference> difference =
-            compare(outputs[i], workload.expected[i]);
-        if (!difference)
-          return difference.takeStatus();
-        error = std::max(error, difference->relativeL2);
-      }
+      for (const Difference &each : *differences)
+        error = std::max(error, each.relativeL2);
       std::vector<double> samples;
       Status status;
       double ms = timeCall(
@@ -256,6 +284,12 @@ Status benchmarkOnHost(const Case &c, const std::string &target,
       result["max_ms"] = samples.back();
       result["runs"] = static_cast<int64_t>(samples.size());
       result["rel_l2_error"] = error;
+      if (c.op.hasChunks) {
+        result["y_rel_l2_error"] = (*differences)[0].relativeL2;
+        result["state_rel_l2_error"] = (*differences)[1].relativeL2;
+      }
+      if (c.op.name == "ssd")
+        c.describeSSD(workload, result);
       result["compile_ms"] = compileMs;
       result["bytes"] = workload.bytes;
       result["flops"] = workload.flops;
@@ -299,8 +333,18 @@ int corey::coreyBenchMain(int argc, char **argv) {
                                 "unsplit. May be given several times"),
                        cl::cat(category));
   cl::opt<std::string> allChunks(
-      "chunks", cl::desc("all: every power of two, on a CUDA device"),
+      "chunks",
+      cl::desc("all: every one that corey-bench tune tries, on a CUDA device"),
       cl::value_desc("all"), cl::cat(category));
+  cl::opt<std::string> variant(
+      "variant",
+      cl::desc("The only kernel of a scan to measure on a CUDA device"),
+      cl::value_desc("name"), cl::cat(category));
+  cl::opt<std::string> form(
+      "form",
+      cl::desc("Of an SSD: dt (default), with A, dt_bias and softplus, or "
+               "decay, that of each token, with initial states"),
+      cl::value_desc("dt|decay"), cl::init("dt"), cl::cat(category));
   cl::opt<std::string> observe(
       "observe",
       cl::desc(
@@ -357,10 +401,20 @@ int corey::coreyBenchMain(int argc, char **argv) {
     return refuse("--observe: expected a scan on a CUDA device and neither "
                   "--chunk nor --chunks, got " +
                   op->name.str() + " on " + device->name());
-  if (onDevice && op->name == "ssd" &&
-      (!chunks.empty() || allChunks.getNumOccurrences()))
-    return refuse("expected neither --chunk nor --chunks for ssd on " +
-                  device->name() + ", got one");
+  if (variant.getNumOccurrences() && (!onDevice || !op->hasChunks))
+    return refuse("--variant: expected a scan on a CUDA device, got " +
+                  op->name.str() + " on " + device->name());
+  if (form.getNumOccurrences() && op->name != "ssd")
+    return refuse("--form: expected ssd, got " + op->name.str());
+  if (form != "dt" && form != "decay")
+    return refuse("--form: expected dt or decay, got '" + form + "'");
+  for (int chunk : chunks)
+    if (chunk < 0)
+      return refuse("--chunk: expected at least 0, got " +
+                    std::to_string(chunk));
+  if (!(budget > 0))
+    return refuse("--budget-ms: expected more than 0, got " +
+                  std::to_string(budget));
   // Unsplit only, where nothing else is asked for.
   std::vector<int64_t> deviceChunks(chunks.begin(), chunks.end());
   if (deviceChunks.empty() && allChunks.empty())
@@ -395,12 +449,13 @@ int corey::coreyBenchMain(int argc, char **argv) {
       Case c{*op, text, {}};
       c.options.dtype = *dtype;
       c.options.shape = *shape;
+      c.options.discretized = form == "decay";
       Status status =
           !observe.empty()
               ? benchmarkObserved(c, target, observe, budget, print, results)
           : onDevice
-              ? benchmarkOnDevice(c, target, deviceChunks, budget, print,
-                                  results)
+              ? benchmarkOnDevice(c, target, deviceChunks, variant, budget,
+                                  print, results)
               : benchmarkOnHost(
                     c, target, std::vector<int>(threads.begin(), threads.end()),
                     std::vector<int>(chunks.begin(), chunks.end()), vectorBits,

@@ -64,3 +64,15 @@ Expected<ElementType> scheduler::parseElementType(std::string_view text) {
       "expected a dtype of f64, f32, f16 and bf16, got '" + std::string(text) +
       "'");
 }
+
+int64_t scheduler::unsplitItems(const Problem &problem,
+                                const Variant &variant) {
+  // Items of an SSD share what is of a group.
+  int64_t groups = problem.op == OpKind::SSD && problem.groups > 1 &&
+                           problem.channels % problem.groups == 0
+                       ? problem.groups
+                       : 1;
+  return problem.batch * groups *
+         ((problem.channels / groups + variant.itemChannels - 1) /
+          variant.itemChannels);
+}

@@ -5,6 +5,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "corey/Scheduler/Tuner.h"
+#include "Splits.h"
 
 #include <algorithm>
 #include <chrono>
@@ -24,7 +25,7 @@ using namespace corey::scheduler;
 std::vector<Candidate>
 corey::scheduler::defaultCandidates(const Problem &problem,
                                     const std::vector<Variant> &variants,
-                                    int64_t least) {
+                                    int64_t least, int64_t units) {
   std::vector<Candidate> result;
   for (size_t i = 0; i < variants.size(); ++i) {
     // It is one of the others.
@@ -33,6 +34,14 @@ corey::scheduler::defaultCandidates(const Problem &problem,
     int variant = static_cast<int>(i);
     int64_t granularity = std::max<int64_t>(variants[i].granularity, 1);
     result.push_back({0, variant});
+    if (problem.op == OpKind::SSD && variants[i].segmented) {
+      Splits(problem, variants[i], units)
+          .forEachChunk(problem.length, [&](int64_t chunk) {
+            if (chunk >= least)
+              result.push_back({chunk, variant});
+          });
+      continue;
+    }
     int64_t last = 0;
     for (int64_t power = 1; power < problem.length; power *= 2) {
       if (power >= least) {

@@ -56,6 +56,10 @@ struct Variant {
   bool byRule = false;
 };
 
+/// Work items of a problem whose sequences are not split: channels, or heads
+/// of one group, at a time.
+int64_t unsplitItems(const Problem &problem, const Variant &variant);
+
 /// A device as the scheduler sees it.
 struct Device {
   /// Key of tables and models, for example "cpu-znver1" or "h200".

@@ -41,10 +41,13 @@ struct Candidate {
 using Measure = std::function<Expected<double>(const Candidate &)>;
 
 /// Powers of two from `least` (rounded up to the variant's granularity) to
-/// below the length, and unsplit, of every variant.
+/// below the length, and unsplit, of every variant. Where segments of an SSD
+/// are work items of their own, in place of powers of two the chunks of at
+/// least `least` that give 2, 3, 4, 6, 8, 12, ... segments, or as many as just
+/// fill `units` of a device once or twice.
 std::vector<Candidate> defaultCandidates(const Problem &problem,
                                          const std::vector<Variant> &variants,
-                                         int64_t least = 16);
+                                         int64_t least = 16, int64_t units = 1);
 
 /// Measures the candidates of `problem` against one another. The unsplit case
 /// of every variant that occurs is added if it is missing. Batches of the entry
