@@ -252,6 +252,9 @@ struct CUgraphExecUpdateResultInfo {
     (float *milliseconds, CUevent start, CUevent end))                         \
   X(cuModuleLoadData, "cuModuleLoadData",                                      \
     (CUmodule * module, const void *image))                                    \
+  X(cuModuleLoadDataEx, "cuModuleLoadDataEx",                                  \
+    (CUmodule * module, const void *image, unsigned numOptions,                \
+     CUjit_option *options, void **values))                                    \
   X(cuModuleUnload, "cuModuleUnload", (CUmodule module))                       \
   X(cuModuleGetFunction, "cuModuleGetFunction",                                \
     (CUfunction * function, CUmodule module, const char *name))                \

@@ -117,30 +117,66 @@ static bool isBinary(std::string_view image) {
                                                 4);
 }
 
+/// Whether a kernel's warps trade registers. The linker's compiler, which alone
+/// hands cubins out, has it compiled as one unit of several, and those may not.
+static bool tradesRegisters(std::string_view image) {
+  return !isBinary(image) && image.find("setmaxnreg") != image.npos;
+}
+
+namespace {
+/// Options of the driver's compiler, and what it has to say.
+class CompilerOptions {
+public:
+  CompilerOptions(const ModuleOptions &options)
+      : info(16 << 10, '\0'), errors(64 << 10, '\0'),
+        values{info.data(),
+               value(info.size()),
+               errors.data(),
+               value(errors.size()),
+               value(static_cast<uintptr_t>(options.optLevel)),
+               value(options.lineInfo)} {}
+
+  static constexpr unsigned count = 6;
+  CUjit_option names[count] = {
+      CU_JIT_INFO_LOG_BUFFER,    CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
+      CU_JIT_ERROR_LOG_BUFFER,   CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+      CU_JIT_OPTIMIZATION_LEVEL, CU_JIT_GENERATE_LINE_INFO};
+
+private:
+  static void *value(uintptr_t number) {
+    return reinterpret_cast<void *>(number);
+  }
+  std::vector<char> info, errors;
+
+public:
+  void *values[count];
+
+  /// `status` with the compiler's words, unless memory ran out.
+  Status explain(const Status &status) const {
+    if (status || status.code() == StatusCode::OutOfMemory)
+      return status;
+    std::string log(errors.data(), strnlen(errors.data(), errors.size()));
+    if (log.empty())
+      log.assign(info.data(), strnlen(info.data(), info.size()));
+    while (!log.empty() && (log.back() == '\n' || log.back() == '\0'))
+      log.pop_back();
+    return Status::compileError(status.message() +
+                                (log.empty() ? "" : "\n" + log));
+  }
+};
+} // namespace
+
 /// Compiles PTX to a cubin for the current context's device.
 static Expected<std::string> compilePTX(const Driver &api,
                                         const std::string &ptx,
                                         const ModuleOptions &options,
                                         const std::string &chip) {
-  std::vector<char> info(16 << 10, '\0'), errors(64 << 10, '\0');
-  auto value = [](uintptr_t number) {
-    return reinterpret_cast<void *>(number);
-  };
-  CUjit_option names[] = {
-      CU_JIT_INFO_LOG_BUFFER,    CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
-      CU_JIT_ERROR_LOG_BUFFER,   CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
-      CU_JIT_OPTIMIZATION_LEVEL, CU_JIT_GENERATE_LINE_INFO};
-  void *values[] = {info.data(),
-                    value(info.size()),
-                    errors.data(),
-                    value(errors.size()),
-                    value(static_cast<uintptr_t>(options.optLevel)),
-                    value(options.lineInfo)};
+  CompilerOptions compiler(options);
   CUlinkState state = nullptr;
   if (Status status =
           check(api,
-                api.cuLinkCreate(static_cast<unsigned>(std::size(names)), names,
-                                 values, &state),
+                api.cuLinkCreate(CompilerOptions::count, compiler.names,
+                                 compiler.values, &state),
                 "starting the PTX compiler");
       !status)
     return status;
@@ -159,15 +195,7 @@ static Expected<std::string> compilePTX(const Driver &api,
   api.cuLinkDestroy(state);
   if (status)
     return binary;
-  if (status.code() == StatusCode::OutOfMemory)
-    return status;
-  std::string log(errors.data(), strnlen(errors.data(), errors.size()));
-  if (log.empty())
-    log.assign(info.data(), strnlen(info.data(), info.size()));
-  while (!log.empty() && (log.back() == '\n' || log.back() == '\0'))
-    log.pop_back();
-  return Status::compileError(status.message() +
-                              (log.empty() ? "" : "\n" + log));
+  return compiler.explain(status);
 }
 
 //===----------------------------------------------------------------------===//
@@ -207,6 +235,23 @@ Device::loadModule(std::string_view image, const ModuleOptions &options) {
   RelaxedCapture relaxed(*api);
   std::string cubin;
   bool stored = false;
+  std::shared_ptr<Module> module(new Module(shared_from_this()));
+  CUmodule handle = nullptr;
+  if (tradesRegisters(image)) {
+    // No cubin comes of this to be stored; the driver has a cache of its own.
+    CompilerOptions compiler(options);
+    CUresult result = api->cuModuleLoadDataEx(
+        &handle, std::string(image).c_str(), CompilerOptions::count,
+        compiler.names, compiler.values);
+    if (Status status = compiler.explain(
+            check(*api, result, "compiling PTX for " + target));
+        !status)
+      return status;
+    ++compiled;
+    module->handle = handle;
+    known = module;
+    return module;
+  }
   if (isBinary(image)) {
     cubin = image;
   } else if (std::optional<std::string> entry = readEntry(key)) {
@@ -221,8 +266,6 @@ Device::loadModule(std::string_view image, const ModuleOptions &options) {
     ++compiled;
     writeEntry(key, cubin);
   }
-  std::shared_ptr<Module> module(new Module(shared_from_this()));
-  CUmodule handle = nullptr;
   CUresult result = api->cuModuleLoadData(&handle, cubin.c_str());
   if (result == CUDA_ERROR_OUT_OF_MEMORY || (result && !stored))
     return check(*api, result, "loading kernels for " + target);

@@ -586,14 +586,9 @@ CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuModuleLoadData(CUmodule *module, const void *image) {
-  ENTER(cuModuleLoadData);
-  REFUSE_CAPTURE();
-  auto *text = static_cast<const char *>(image);
-  if (std::strncmp(text, kMark, std::strlen(kMark)) != 0)
-    return CUDA_ERROR_INVALID_IMAGE;
+/// A module of the kernels that the PTX has.
+static CUmodule makeModule(const std::string &ptx) {
   auto made = std::make_unique<CUmod_st>();
-  std::string ptx = text + std::strlen(kMark);
   for (size_t at = 0; (at = ptx.find(".entry ", at)) != std::string::npos;) {
     at += 7;
     CUfunc_st function;
@@ -615,7 +610,23 @@ CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     }
     made->functions[function.name] = function;
   }
-  *module = made.release();
+  return made.release();
+}
+
+CUresult cuModuleLoadData(CUmodule *module, const void *image) {
+  ENTER(cuModuleLoadData);
+  REFUSE_CAPTURE();
+  auto *text = static_cast<const char *>(image);
+  if (std::strncmp(text, kMark, std::strlen(kMark)) != 0)
+    return CUDA_ERROR_INVALID_IMAGE;
+  *module = makeModule(text + std::strlen(kMark));
+  return CUDA_SUCCESS;
+}
+CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned,
+                            CUjit_option *, void **) {
+  ENTER(cuModuleLoadDataEx);
+  REFUSE_CAPTURE();
+  *module = makeModule(static_cast<const char *>(image));
   return CUDA_SUCCESS;
 }
 CUresult cuModuleUnload(CUmodule module) {

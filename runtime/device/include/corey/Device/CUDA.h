@@ -103,7 +103,9 @@ public:
   /// Loads an image, PTX text or a cubin. The module is shared with every
   /// caller that loads the same image. PTX is compiled by the driver once and
   /// the cubin kept in <folder>/cuda, the folder being the scheduler's
-  /// cacheDirectory(); an entry that is damaged is compiled again. Errors:
+  /// cacheDirectory(); an entry that is damaged is compiled again. Of kernels
+  /// whose warps trade registers (setmaxnreg) the driver hands out no cubin:
+  /// they are left to the driver's own cache. Errors:
   /// CompileError with the compiler's log, DeviceError.
   Expected<std::shared_ptr<Module>>
   loadModule(std::string_view image, const ModuleOptions &options = {});
