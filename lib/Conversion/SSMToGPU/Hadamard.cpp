@@ -253,6 +253,8 @@ struct HadamardLowering : public GPULoweringPattern<HadamardOp> {
   using GPULoweringPattern::GPULoweringPattern;
   LogicalResult matchAndRewrite(HadamardOp op,
                                 PatternRewriter &rewriter) const override {
+    if (replaceUnneeded(rewriter, op))
+      return success();
     if (static_cast<int64_t>(op.getBlock()) > kMaxBlock)
       return op.emitOpError("expected 'block' to be at most ")
              << kMaxBlock << " on a GPU, got " << op.getBlock();
