@@ -19,6 +19,34 @@ static bool mayHaveSameShape(Value a, Value b) {
   return succeeded(verifyCompatibleShape(left, right));
 }
 
+bool corey::mayRotate(Operation *op) { return isa<HadamardOp>(op); }
+
+/// Why `rotation` cannot stand in the kernel of `anchor`; empty if it can.
+static std::string whyNotRotated(Operation *anchor, Operation *rotation) {
+  auto nameOf = [](Operation *op) { return op->getName().getStringRef(); };
+  auto norm = dyn_cast<RMSNormOp>(anchor);
+  auto hadamard = dyn_cast<HadamardOp>(rotation);
+  if (!norm || !hadamard)
+    return (nameOf(rotation) + " and " + nameOf(anchor) +
+            " cannot share a kernel")
+        .str();
+  auto size = cast<ShapedType>(norm.getX().getType()).getShape().back();
+  int64_t group =
+      norm.getGroupSize() ? static_cast<int64_t>(*norm.getGroupSize()) : size;
+  auto block = static_cast<int64_t>(hadamard.getBlock());
+  if (group > kMaxRotatedGroup)
+    return (nameOf(anchor) + " has groups of " + Twine(group) +
+            " elements, of which a kernel rotates " + Twine(kMaxRotatedGroup) +
+            " at most")
+        .str();
+  if (group % block)
+    return ("blocks of " + Twine(block) + " of " + nameOf(rotation) +
+            " do not divide the groups of " + Twine(group) + " of " +
+            nameOf(anchor))
+        .str();
+  return {};
+}
+
 /// `open`: leaves out what further ops could still change.
 static FailureOr<FusionPlan> makePlan(ArrayRef<Operation *> ops, bool open,
                                       std::string *reason) {
@@ -44,38 +72,61 @@ static FailureOr<FusionPlan> makePlan(ArrayRef<Operation *> ops, bool open,
     if (ops.size() > 1 && fusable.getStreamedOperands().empty())
       return fail(Twine(op->getName().getStringRef()) +
                   " takes no other op into its kernel");
-    if (plan.anchor)
-      return fail(Twine(op->getName().getStringRef()) + " and " +
-                  plan.anchor->getName().getStringRef() +
-                  " cannot share a kernel");
-    plan.anchor = op;
+    if (!plan.anchor) {
+      plan.anchor = op;
+      continue;
+    }
+    if (std::string why =
+            whyNotRotated(plan.rotation ? plan.rotation : plan.anchor, op);
+        !why.empty())
+      return fail(why);
+    plan.rotation = op;
   }
   if (ops.size() == 1) {
     plan.result = ops.front()->getResult(0);
     return plan;
   }
 
-  // What depends on the anchor must be elementwise on its result.
-  llvm::SmallPtrSet<Operation *, 8> behind;
+  // What depends on the anchor must be elementwise on its result, or on the
+  // rotation's.
+  llvm::SmallPtrSet<Operation *, 8> behind, unrotated;
   if (plan.anchor) {
     Value y = plan.anchor->getResult(0);
+    llvm::SmallPtrSet<Operation *, 8> rotated;
+    if (plan.rotation)
+      unrotated.insert(plan.anchor);
     for (Operation *op : ops) {
       if (op == plan.anchor)
         continue;
-      bool depends = false;
+      bool depends = false, ofRotation = op == plan.rotation, ofOthers = false;
       for (Value operand : op->getOperands()) {
         Operation *producer = operand.getDefiningOp();
         if (producer == plan.anchor && operand != y)
           return fail("a further result of the anchor is used in the region");
         depends |= operand == y || (producer && behind.contains(producer));
+        ofRotation |= producer && rotated.contains(producer);
+        ofOthers |= producer && unrotated.contains(producer);
       }
-      if (!depends)
+      if (!depends) {
+        if (op == plan.rotation)
+          return fail(Twine(op->getName().getStringRef()) +
+                      " does not depend on " +
+                      plan.anchor->getName().getStringRef());
         continue;
+      }
       if (!mayHaveSameShape(op->getResult(0), y))
         return fail(Twine(op->getName().getStringRef()) +
                     " has another shape than the anchor");
+      // Registers and buffers hold a value before the rotation or after it.
+      if (op != plan.rotation && ofRotation && ofOthers)
+        return fail(Twine(op->getName().getStringRef()) +
+                    " uses values from before and behind " +
+                    plan.rotation->getName().getStringRef());
       behind.insert(op);
-      plan.epilogue.push_back(op);
+      if (plan.rotation)
+        (ofRotation ? rotated : unrotated).insert(op);
+      if (op != plan.rotation && (ofRotation || !plan.rotation))
+        plan.epilogue.push_back(op);
     }
   }
 
@@ -96,7 +147,9 @@ static FailureOr<FusionPlan> makePlan(ArrayRef<Operation *> ops, bool open,
     Value value = op->getResult(0);
     if (staysInside(value) && !value.use_empty())
       continue;
-    if (!open && plan.anchor && op != plan.anchor && !behind.contains(op))
+    // No op to come can stand before the rotation.
+    if (unrotated.contains(op) ||
+        (!open && plan.anchor && op != plan.anchor && !behind.contains(op)))
       return fail(Twine("the result of ") + op->getName().getStringRef() +
                   " is also used outside of the region");
     leaving.push_back(value);
@@ -125,10 +178,12 @@ static FailureOr<FusionPlan> makePlan(ArrayRef<Operation *> ops, bool open,
         return fail("the shapes differ");
     }
   }
-  if (plan.anchor) {
+  for (Operation *op : {plan.anchor, plan.rotation}) {
+    if (!op)
+      continue;
     SmallVector<OpOperand *> streamed =
-        cast<FusableOpInterface>(plan.anchor).getStreamedOperands();
-    for (OpOperand &operand : plan.anchor->getOpOperands())
+        cast<FusableOpInterface>(op).getStreamedOperands();
+    for (OpOperand &operand : op->getOpOperands())
       if (plan.contains(operand.get().getDefiningOp()) &&
           !llvm::is_contained(streamed, &operand))
         return fail(Twine("the anchor reads operand ") +

@@ -619,6 +619,9 @@ private:
       switch (random.integer(0, 6)) {
       case 0:
         x = rmsNorm(x);
+        // A kernel can have both, and pointwise ops between them.
+        if (random.chance(0.7))
+          x = hadamard(random.chance(0.5) ? chain(x, 2) : x);
         break;
       case 1:
         x = hadamard(x);

@@ -34,6 +34,7 @@
 #include <limits>
 #include <map>
 #include <random>
+#include <set>
 
 using namespace corey;
 using reference::Array;
@@ -1253,6 +1254,166 @@ TEST(Property, HadamardOfEveryBlock) {
         ASSERT_TRUE(isClose("hadamard", trial.outputs[0],
                             reference::hadamard(*input, block)));
       }
+    }
+}
+
+/// A norm, pointwise ops and a transform, which are one kernel.
+struct RotatedNorm {
+  int64_t D, group, block;
+  DType x, residual, gate, result;
+  bool hasResidual, hasOut, hasZ, normFirst, hasGate, hasEpilogue;
+
+  std::string source() const {
+    std::string row = "x" + std::to_string(D) + "x";
+    auto type = [&](DType type) {
+      return "tensor<?x?" + row + dtypeName(type) + ">";
+    };
+    std::string weight = "tensor<" + std::to_string(D) + "xf32>";
+    std::string X = type(x), R = type(residual), Y = type(result),
+                text = "func.func @main(%x: " + X + ", %w: " + weight;
+    if (hasResidual)
+      text += ", %r: " + R;
+    if (hasZ)
+      text += ", %z: " + X;
+    if (hasGate)
+      text += ", %g: " + type(gate);
+    std::string results = "(" + Y + (hasOut ? ", " + R : "") + ")";
+    text += ") -> " + results + " {\n  %n" + (hasOut ? ", %s" : "") +
+            " = ssm.rms_norm %x, %w";
+    if (hasResidual)
+      text += " residual(%r : " + R + ")";
+    if (hasZ)
+      text += " z(%z : " + X + ")";
+    text += " {group_size = " + std::to_string(group) + " : i64" +
+            (normFirst ? ", norm_before_gate" : "") + "} : " + X + ", " +
+            weight + " -> " + X + (hasOut ? ", " + R : "") + "\n";
+    if (hasGate)
+      text += "  %a = ssm.silu %g : " + type(gate) +
+              "\n  %m = ssm.mul %n, %a : " + X + ", " + type(gate) + "\n";
+    text += std::string("  %h = ssm.hadamard ") + (hasGate ? "%m" : "%n") +
+            " {block = " + std::to_string(block) + " : i64} : " + X + " -> " +
+            X + "\n";
+    if (hasEpilogue)
+      text += "  %e = ssm.add %h, %w : " + X + ", " + weight +
+              "\n  %c = ssm.cast %e : " + X + " to " + Y + "\n";
+    return text + "  return " + (hasEpilogue ? "%c" : "%h") +
+           (hasOut ? ", %s : " : " : ") + Y + (hasOut ? ", " + R : "") +
+           "\n}\n";
+  }
+
+  /// Compiles and runs the program for tensors of the leading shapes that
+  /// `anyRows` returns.
+  void check(Random &random, int calls, const std::function<Shape()> &anyRows) {
+    std::string text = source();
+    SCOPED_TRACE(text);
+    auto executable = compile(text, anyVectorBits(random));
+    ASSERT_TRUE(executable);
+    EXPECT_EQ(executable->traffic().kernels, 1);
+    Program signature("rotated_norm");
+    Shape spec = {Free, Free, D};
+    signature.operand("x", x, spec);
+    signature.operand("w", DType::F32, {D});
+    if (hasResidual)
+      signature.operand("r", residual, spec);
+    if (hasZ)
+      signature.operand("z", x, spec);
+    if (hasGate)
+      signature.operand("g", gate, spec);
+    signature.result(result, spec);
+    if (hasOut)
+      signature.result(residual, spec);
+    for (int call = 0; call < calls; ++call) {
+      Shape shape = join(anyRows(), D);
+      Trial trial(random, signature);
+      reference::RMSNorm op;
+      op.x = trial.input(shape, normals(random));
+      op.weight = trial.input({D}, normals(random));
+      if (hasResidual)
+        op.residual = trial.input(shape, normals(random));
+      if (hasZ)
+        op.z = trial.input(shape, normals(random, 2));
+      const Array *by =
+          hasGate ? trial.input(shape, normals(random, 2)) : nullptr;
+      op.eps = static_cast<double>(1e-5f);
+      op.groupSize = group;
+      op.normBeforeGate = normFirst;
+      bool ran =
+          trial.run(*executable, std::vector<Shape>(hasOut ? 2 : 1, shape));
+      SCOPED_TRACE(trial.describe());
+      ASSERT_TRUE(ran);
+      reference::RMSNormResult norm = reference::rmsNorm(op);
+      Array want = norm.y;
+      if (by)
+        want = reference::mul(want, reference::silu(*by));
+      want = reference::hadamard(want, block);
+      if (hasEpilogue)
+        want = reference::add(want, *op.weight);
+      ASSERT_TRUE(isClose("rotated norm", trial.outputs[0], want));
+      if (hasOut)
+        ASSERT_TRUE(isClose("rms_norm residual_out", trial.outputs[1],
+                            norm.residualOut));
+    }
+  }
+};
+
+RotatedNorm anyRotatedNorm(Random &random, int64_t block, int64_t group,
+                           int64_t D) {
+  RotatedNorm norm;
+  norm.D = D;
+  norm.group = group;
+  norm.block = block;
+  norm.x = anyFloat(random), norm.residual = anyFloat(random);
+  norm.gate = anyFloat(random);
+  norm.hasResidual = random.chance(0.5), norm.hasZ = random.chance(0.5);
+  norm.hasOut = norm.hasResidual && random.chance(0.6);
+  norm.normFirst = norm.hasZ && random.chance(0.5);
+  norm.hasGate = random.chance(0.4), norm.hasEpilogue = random.chance(0.4);
+  norm.result = norm.hasEpilogue ? anyFloat(random) : norm.x;
+  // A cast to the same type is none.
+  if (norm.hasEpilogue && norm.result == norm.x)
+    norm.result = norm.x == DType::F32 ? DType::BF16 : DType::F32;
+  return norm;
+}
+
+// A norm whose result is transformed, before it was ever in memory.
+TEST(Property, RotatedNorm) {
+  forDraws(12, [](Random &random) {
+    int64_t block = int64_t(1) << random.integer(0, onGPU() ? 13 : 8);
+    int64_t group = block * random.pick<int64_t>({1, 1, 2, 3, 5, 7});
+    while (group > 16384)
+      group = block;
+    int64_t D = group * random.pick<int64_t>({1, 1, 2, 3});
+    // The reference has as many terms as a row times a block.
+    anyRotatedNorm(random, block, group, D).check(random, Calls, [&] {
+      Shape shape = anyLeading(random, 2);
+      if (block * D > 1 << 18)
+        for (int64_t &size : shape)
+          size = std::min<int64_t>(size, 3);
+      return shape;
+    });
+  });
+}
+
+// Every way in which threads share a group: each number of steps of a
+// transform, alone and beside others, up to the largest group there is.
+TEST(Property, RotatedNormOfEveryBlock) {
+  if (!onGPU())
+    GTEST_SKIP() << "for GPUs";
+  Random random(firstSeed());
+  for (int64_t block = 1; block <= 32768; block *= 2)
+    for (int64_t group : std::set<int64_t>{block, 3 * block, 5 * block,
+                                           std::max<int64_t>(block, 5120),
+                                           std::max<int64_t>(block, 32768)}) {
+      if (group % block || group > 32768)
+        continue;
+      RotatedNorm norm = anyRotatedNorm(random, block, group, group);
+      // The definition of the transform, for a few rows where it is long.
+      int64_t rows =
+          std::min<int64_t>((int64_t(1) << 28) / (group * block), 133);
+      norm.check(random, 1,
+                 [&] { return Shape{1, std::max<int64_t>(rows, 1)}; });
+      if (testing::Test::HasFailure())
+        return;
     }
 }
 

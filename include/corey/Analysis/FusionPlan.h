@@ -12,23 +12,34 @@
 
 namespace corey {
 
+/// The largest group of elements of a norm that a rotation can follow in its
+/// kernel: a GPU has it in the registers of one block of threads, and what the
+/// rotation exchanges in half of the shared memory that a block can have.
+inline constexpr int64_t kMaxRotatedGroup = 32768;
+
 /// A set of ops of one block that an emitter can make one kernel of. There is
-/// at most one op that is not pointwise, the anchor: its loops are the
-/// kernel's. Pointwise ops before it are computed where it reads its streamed
-/// operands, those behind it before it writes its first result; what lies
-/// between is never in memory. Without an anchor the kernel is a loop over
-/// elements.
+/// one op at most, the anchor, whose loops are the kernel's. Pointwise ops
+/// before it are computed where it reads its streamed operands, those behind it
+/// before it writes its first result; what lies between is never in memory.
+/// Without an anchor the kernel is a loop over elements.
+///
+/// An anchor that has a whole group of the last axis at hand when it makes its
+/// result, a norm, can have a Hadamard transform behind it, the rotation.
 struct FusionPlan {
   /// In the order of the block.
   llvm::SmallVector<mlir::Operation *> ops;
   llvm::SmallPtrSet<mlir::Operation *, 8> set;
   /// Null if all ops are pointwise.
   mlir::Operation *anchor = nullptr;
-  /// Pointwise ops that depend on the anchor's first result, in order.
+  /// The transform of the anchor's first result, or of what pointwise ops make
+  /// of that; null if there is none. Its blocks divide the anchor's groups.
+  mlir::Operation *rotation = nullptr;
+  /// Pointwise ops that depend on the anchor's first result, in order; those
+  /// that depend on the rotation's result if there is a rotation.
   llvm::SmallVector<mlir::Operation *> epilogue;
-  /// What the kernel writes: the last value of the epilogue, else the anchor's
-  /// first result or that of the last pointwise op. Further results of the
-  /// anchor (states) are written as well.
+  /// What the kernel writes: the last value of the epilogue, else the result of
+  /// the rotation, the anchor's first result or that of the last pointwise op.
+  /// Further results of the anchor (states) are written as well.
   mlir::Value result;
 
   bool contains(mlir::Operation *op) const { return op && set.contains(op); }
@@ -39,11 +50,14 @@ struct FusionPlan {
 bool mayGrowIntoPlan(llvm::ArrayRef<mlir::Operation *> ops,
                      std::string *reason = nullptr);
 
+/// Whether `op` may be the rotation of a kernel, behind another op's anchor.
+bool mayRotate(mlir::Operation *op);
+
 /// The plan for `ops`, given in the order of their block. Fails with a reason,
 /// for people, if no emitter can make one kernel of them: more than one anchor,
-/// a value between them that is used elsewhere, a path that leaves the set and
-/// comes back, shapes that differ, an operand that the anchor reads more than
-/// once.
+/// a rotation that does not fit, a value between them that is used elsewhere, a
+/// path that leaves the set and comes back, shapes that differ, an operand that
+/// the anchor reads more than once.
 mlir::FailureOr<FusionPlan> planFusion(llvm::ArrayRef<mlir::Operation *> ops,
                                        std::string *reason = nullptr);
 

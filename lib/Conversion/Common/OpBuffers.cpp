@@ -10,6 +10,7 @@
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
+#include "llvm/ADT/SetVector.h"
 
 using namespace mlir;
 using namespace corey;
@@ -40,6 +41,11 @@ Value OpBuffers::view(Value tensor) {
       rewriter, where,
       stridedMemRefType(cast<RankedTensorType>(tensor.getType())), tensor,
       /*read_only=*/true);
+}
+
+ssm::HadamardOp OpBuffers::rotation() const {
+  return plan ? dyn_cast_or_null<ssm::HadamardOp>(plan->rotation)
+              : ssm::HadamardOp();
 }
 
 bool OpBuffers::isComputed(Value tensor) const {
@@ -100,6 +106,32 @@ void OpBuffers::replaceWith(ValueRange buffers) {
     tensors.push_back(tensor);
   }
   rewriter.replaceOp(op, tensors);
+}
+
+bool corey::replaceUnneeded(PatternRewriter &rewriter, Operation *op) {
+  auto mayBeUnneeded = [](Operation *op) {
+    auto fusable = dyn_cast<ssm::FusableOpInterface>(op);
+    return fusable && (fusable.isPointwise() || mayRotate(op));
+  };
+  llvm::SetVector<Operation *> unneeded;
+  unneeded.insert(op);
+  for (size_t i = 0; i < unneeded.size(); ++i) {
+    if (!mayBeUnneeded(unneeded[i]))
+      return false;
+    for (Operation *user : unneeded[i]->getUsers())
+      if (!isa<tensor::DimOp>(user))
+        unneeded.insert(user);
+  }
+  // Its users, still to be visited, find a tensor of no content.
+  Location loc = op->getLoc();
+  Type type = op->getResult(0).getType();
+  Value empty = tensor::EmptyOp::create(
+      rewriter, loc, tensor::getMixedSizes(rewriter, loc, op->getOperand(0)),
+      getElementTypeOrSelf(type));
+  if (empty.getType() != type)
+    empty = tensor::CastOp::create(rewriter, loc, type, empty);
+  rewriter.replaceOp(op, empty);
+  return true;
 }
 
 Value OpBuffers::callRuntime(StringRef name, ValueRange arguments,

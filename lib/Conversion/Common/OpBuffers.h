@@ -26,8 +26,22 @@ public:
   mlir::Value view(mlir::Value tensor);
   /// Whether the kernel of the fused region computes `tensor` itself.
   bool isComputed(mlir::Value tensor) const;
-  /// Whether pointwise ops follow the op in its region.
-  bool hasEpilogue() const { return plan && !plan->epilogue.empty(); }
+  /// Whether the loops of the kernel make `tensor` themselves: it is the first
+  /// result of the op, or of the rotation behind it.
+  bool isMadeByLoops(mlir::Value tensor) const {
+    mlir::Operation *producer = tensor.getDefiningOp();
+    return producer && (producer == op || producer == rotation());
+  }
+  /// The transform behind the op, in its kernel; null if there is none.
+  ssm::HadamardOp rotation() const;
+  /// What the loops of the kernel make in the end, before the epilogue.
+  mlir::Value lastOfLoops() const {
+    mlir::Operation *last = plan && plan->rotation ? plan->rotation : op;
+    return last->getResult(0);
+  }
+  /// Whether other ops follow the op in its region, the end of which is what
+  /// the kernel writes.
+  bool hasEpilogue() const { return plan && plan->result != op->getResult(0); }
   /// The type of what is written for result `index`: that of the end of the
   /// epilogue for the first.
   mlir::RankedTensorType outputType(unsigned index) const;
@@ -53,6 +67,11 @@ private:
   mlir::Location where;
   mlir::ReifiedRankedShapedTypeDims resultShapes;
 };
+
+/// Replaces `op` by a tensor of no content if nothing needs what it computes:
+/// it is a pointwise op or a rotation whose users are no better, or want its
+/// sizes. A lowering leaves such ops of a region that it has computed itself.
+bool replaceUnneeded(mlir::PatternRewriter &rewriter, mlir::Operation *op);
 
 /// A memref type of the shape of `type` with dynamic strides but for the
 /// innermost one.

@@ -234,7 +234,7 @@ Val DeviceTensor::stride(int64_t axis) const { return strides[axis]; }
 /// Adds what `value` is computed from in memory to `leaves`.
 static void collectLeaves(const GPULowering &lowering, Value value,
                           DenseSet<Value> &seen, SmallVector<Value> &leaves) {
-  if (!seen.insert(value).second || value.getDefiningOp() == lowering.op)
+  if (!seen.insert(value).second || lowering.isMadeByLoops(value))
     return;
   if (!lowering.isComputed(value)) {
     leaves.push_back(value);
@@ -356,7 +356,8 @@ Val InputStream::evaluate(Value value, DenseMap<Value, Value> &known) const {
   return k->wrap(made);
 }
 
-Vals InputStream::values(ArrayRef<Val> loaded, int64_t count) const {
+Vals InputStream::values(ArrayRef<Val> loaded, int64_t count, Value made,
+                         ArrayRef<Val> elementsMade) const {
   SmallVector<Vals> elements;
   for (auto [leaf, packed] : llvm::zip_equal(leaves, loaded))
     elements.push_back(
@@ -364,6 +365,8 @@ Vals InputStream::values(ArrayRef<Val> loaded, int64_t count) const {
   Vals result;
   for (int64_t i = 0; i < count; ++i) {
     DenseMap<Value, Value> known;
+    if (made)
+      known[made] = elementsMade[i].value;
     for (auto [leaf, values] : llvm::zip_equal(leaves, elements))
       known[leaf.tensor] = values[values.size() == 1 ? 0 : i].value;
     result.push_back(evaluate(tensor, known));
@@ -408,18 +411,8 @@ void OutputStream::store(const Cursor &cursor, ArrayRef<Val> values) const {
   Vals results(values);
   if (operands) {
     int64_t count = values.size();
-    Vals loaded = operands.load(own, count);
-    SmallVector<Vals> elements;
-    for (auto [leaf, packed] : llvm::zip_equal(operands.leaves, loaded))
-      elements.push_back(k->unpack(packed, leaf.memory.element,
-                                   leaf.memory.rank() ? count : 1));
-    for (int64_t i = 0; i < count; ++i) {
-      DenseMap<Value, Value> known{
-          {lowering->op->getResult(0), values[i].value}};
-      for (auto [leaf, list] : llvm::zip_equal(operands.leaves, elements))
-        known[leaf.tensor] = list[list.size() == 1 ? 0 : i].value;
-      results[i] = operands.evaluate(operands.tensor, known);
-    }
+    results = operands.values(operands.load(own, count), count,
+                              lowering->lastOfLoops(), values);
   }
   k->store(k->pack(results, memory.element), pointer);
 }

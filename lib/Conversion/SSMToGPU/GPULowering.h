@@ -65,8 +65,8 @@ public:
   void makeBuffers();
 
   /// The tensors in memory that `tensor` is computed from, each once: itself,
-  /// if no op of the kernel's region computes it. The result of the kernel's
-  /// own op counts as known.
+  /// if no op of the kernel's region computes it. What the kernel's own loops
+  /// make counts as known.
   llvm::SmallVector<mlir::Value> leavesOf(mlir::Value tensor) const;
   /// Elements that a stream of `tensor` may load at once, at multiples of as
   /// many: a power of two.
@@ -164,15 +164,16 @@ public:
   /// assembler moves others to their first use.
   Vals load(const Cursor &cursor, int64_t count, bool isReadOnly = true) const;
   size_t numLoaded() const { return leaves.size(); }
-  /// The elements that were loaded, in f32.
-  Vals values(llvm::ArrayRef<Val> loaded, int64_t count) const;
+  /// The elements, in f32, from what was loaded and, of a stream that depends
+  /// on what the kernel's loops have made, from elements of that.
+  Vals values(llvm::ArrayRef<Val> loaded, int64_t count, mlir::Value made = {},
+              llvm::ArrayRef<Val> elements = {}) const;
   /// For each tensor with rows: the pointer to a position and the bytes from
   /// one row to the next.
   llvm::SmallVector<std::pair<Val, Val>> rowsAt(llvm::ArrayRef<Val> leading,
                                                 Val last) const;
 
 private:
-  friend class OutputStream;
   Val evaluate(mlir::Value value,
                llvm::DenseMap<mlir::Value, mlir::Value> &known) const;
 

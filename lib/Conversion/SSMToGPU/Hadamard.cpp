@@ -4,23 +4,13 @@
 //
 //===----------------------------------------------------------------------===//
 //
-// A transform of n = 2^m elements is m stages of butterflies, one for each bit
-// of an element's number, in any order. A stage takes place within a thread
-// where the bit tells its registers apart, by a shuffle where it tells lanes
-// apart. Threads load and store pieces of consecutive elements; in that layout
-// the bits of an element's number are, from low to high,
-//
-//   within a piece | number of the thread | number of the piece
-//
-// A shuffle moves as many bytes as a load from shared memory. Up to four bits
-// of the thread's number are done by shuffles. Of more, as many as registers
-// can tell apart are done in a second layout, in which each thread has the
-// elements that differ in these bits; the way there and back is through shared
-// memory. Only bits beyond those are shuffled.
+// How threads share a transform is in HadamardStages.h, for the norms that end
+// with one as well.
 //
 //===----------------------------------------------------------------------===//
 
 #include "GPULowering.h"
+#include "HadamardStages.h"
 #include <cmath>
 #include <numeric>
 
@@ -33,75 +23,6 @@ using namespace corey::ssm;
 static constexpr int64_t kMaxBlock = 32768;
 
 namespace {
-/// How threads share a transform. All numbers are powers of two, by logarithm.
-struct HadamardTiling {
-  /// Elements of a thread at most.
-  static constexpr int64_t kMaxHeld = 6;
-  /// Bits of a thread's number that shuffles do where registers are few.
-  static constexpr int64_t kMaxShuffled = 4;
-
-  HadamardTiling(int64_t block, int64_t count)
-      : bits(llvm::Log2_64(block)), count(llvm::Log2_64(count)) {
-    // A piece can hold several transforms. Else eight threads share one, more
-    // if their pieces are too narrow to fill a cache line, or are too many.
-    int64_t shared = this->count >= 2 ? 3 : 5;
-    held = std::min(std::max(this->count, bits - shared), kMaxHeld);
-    threads = std::max<int64_t>(bits - held, 0);
-    exchanged = threads > kMaxShuffled && held == kMaxHeld
-                    ? std::min(threads, held)
-                    : 0;
-    shuffled = threads - exchanged;
-    blockThreads = std::max<int64_t>(int64_t(1) << threads, kMinThreads);
-    // The second layout: its registers tell the lowest bits apart as far as
-    // there are more of them than bits to be done.
-    SmallVector<int64_t> rest;
-    for (int64_t bit = 0; bit < bits; ++bit)
-      if (bit < firstExchanged() || bit >= firstExchanged() + exchanged)
-        rest.push_back(bit);
-    int64_t spare = held - exchanged;
-    if (!exchanged)
-      return;
-    registerBits.assign(rest.begin(), rest.begin() + spare);
-    for (int64_t i = 0; i < exchanged; ++i)
-      registerBits.push_back(firstExchanged() + i);
-    threadBits.assign(rest.begin() + spare, rest.end());
-  }
-
-  int64_t pieces() const { return int64_t(1) << (held - count); }
-  int64_t firstExchanged() const { return count + shuffled; }
-  /// Whether all threads of a block, and no others, share a transform.
-  bool fillsBlock() const { return (int64_t(1) << threads) == blockThreads; }
-  int64_t transformsOfBlock() const { return blockThreads >> threads; }
-  /// The lowest bit of the number of a piece.
-  int64_t firstOfPiece() const { return bits - (held - count); }
-  /// Words between what two pieces of a thread hold, beyond the elements: lanes
-  /// that differ in the number of a piece in the second layout, after those
-  /// that differ in the lowest bits, fall into other banks.
-  int64_t padding() const {
-    return firstExchanged() < 5 ? int64_t(1) << firstExchanged() : 0;
-  }
-  int64_t sharedWords() const {
-    return exchanged ? (int64_t(1) << bits) + pieces() * padding() : 0;
-  }
-  /// Of the elements of an 8-element piece, the two halves are swapped in every
-  /// other group of four pieces: eight lanes that write halves at once cover
-  /// all banks.
-  bool swapsHalves() const { return count == 3; }
-
-  /// Threads of a block of small transforms.
-  static constexpr int64_t kMinThreads = 64;
-
-  /// Bits of an element's number, elements of a piece and of a thread, threads
-  /// of a transform.
-  int64_t bits, count, held, threads;
-  /// Bits of a thread's number: the lowest, and those above.
-  int64_t shuffled, exchanged;
-  /// What registers and threads tell apart in the second layout.
-  SmallVector<int64_t> registerBits, threadBits;
-  /// Not a logarithm.
-  int64_t blockThreads;
-};
-
 /// Addresses of elements of a transform in shared memory: what depends on the
 /// thread, plus what is known.
 class SharedElements {
@@ -131,52 +52,32 @@ private:
   const HadamardTiling &t;
   Val bases[2];
 };
-
-class HadamardKernel {
-public:
-  HadamardKernel(GPULowering &e, HadamardOp op)
-      : e(e), op(op), y(e.allocate(0)),
-        size(cast<MemRefType>(y.getType()).getShape().back()),
-        t(op.getBlock(),
-          std::gcd(e.streamAlignment(op.getX()), e.outputAlignment(y))) {}
-
-  void emit();
-
-private:
-  /// One stage between registers, `distance` apart.
-  static void transform(MutableArrayRef<Val> values, int64_t distance) {
-    for (size_t i = 0; i < values.size(); ++i) {
-      if (i & distance)
-        continue;
-      Val a = values[i], b = values[i + distance];
-      values[i] = a + b;
-      values[i + distance] = a - b;
-    }
-  }
-  void exchange(KernelBuilder &k, Val transformOfBlock, Val thread,
-                MutableArrayRef<Val> values) const;
-
-  GPULowering &e;
-  HadamardOp op;
-  Value y;
-  int64_t size;
-  HadamardTiling t;
-};
 } // namespace
 
+/// One stage between registers, `distance` apart.
+static void transform(MutableArrayRef<Val> values, int64_t distance) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (i & distance)
+      continue;
+    Val a = values[i], b = values[i + distance];
+    values[i] = a + b;
+    values[i + distance] = a - b;
+  }
+}
+
 /// Does the stages of the exchanged bits.
-void HadamardKernel::exchange(KernelBuilder &k, Val transformOfBlock,
-                              Val thread, MutableArrayRef<Val> values) const {
+static void exchange(KernelBuilder &k, const HadamardTiling &t, Val thread,
+                     Val span, int64_t spans, MutableArrayRef<Val> values) {
   auto sync = [&] {
     if (t.threads > 5)
       k.syncBlock();
     else
       k.syncWarp();
   };
-  int64_t transformBytes = 4 * t.sharedWords();
-  Val memory = k.shared(transformBytes * t.transformsOfBlock());
-  if (t.transformsOfBlock() > 1)
-    memory = k.offset(memory, transformOfBlock * double(transformBytes));
+  int64_t spanBytes = 4 * t.sharedWords();
+  Val memory = k.shared(spanBytes * spans);
+  if (spans > 1)
+    memory = k.offset(memory, span * double(spanBytes));
 
   // The first layout: register (piece, element).
   int64_t count = int64_t(1) << t.count;
@@ -234,12 +135,58 @@ void HadamardKernel::exchange(KernelBuilder &k, Val transformOfBlock,
                values.begin() + i);
 }
 
+void corey::emitHadamardStages(KernelBuilder &k, const HadamardTiling &t,
+                               Val thread, Val span, int64_t spans,
+                               MutableArrayRef<Val> values) {
+  // Registers: elements of a piece, as far as one transform goes, and pieces.
+  for (int64_t bit = 0; bit < std::min(t.held, t.bits); ++bit)
+    transform(values, int64_t(1) << bit);
+  for (int64_t bit = 0; bit < t.shuffled; ++bit) {
+    Val sign =
+        k.select((thread & (int64_t(1) << bit)) != 0, k.f32(-1), k.f32(1));
+    for (Val &value : values)
+      value = k.fma(value, sign, k.shuffleXor(value, int64_t(1) << bit));
+  }
+  if (t.exchanged)
+    exchange(k, t, thread, span, spans, values);
+
+  double factor = 1.0 / std::sqrt(static_cast<double>(int64_t(1) << t.bits));
+  for (Val &value : values)
+    value = value * factor;
+}
+
+namespace {
+class HadamardKernel {
+public:
+  HadamardKernel(GPULowering &e, HadamardOp op)
+      : e(e), op(op), y(e.allocate(0)),
+        size(cast<MemRefType>(y.getType()).getShape().back()),
+        t(op.getBlock(),
+          std::gcd(e.streamAlignment(op.getX()), e.outputAlignment(y))),
+        blockThreads(std::max(int64_t(1) << t.threads, kMinThreads)),
+        spansOfBlock(blockThreads >> t.threads) {}
+
+  void emit();
+
+private:
+  /// Threads of a block of small transforms.
+  static constexpr int64_t kMinThreads = 64;
+  /// Whether all threads of a block, and no others, share a span.
+  bool fillsBlock() const { return spansOfBlock == 1; }
+
+  GPULowering &e;
+  HadamardOp op;
+  Value y;
+  int64_t size;
+  HadamardTiling t;
+  int64_t blockThreads, spansOfBlock;
+};
+} // namespace
+
 void HadamardKernel::emit() {
-  int64_t block = op.getBlock();
-  // A piece may hold several transforms: then it is what a thread has.
-  int64_t span = std::max(block, int64_t(1) << t.count);
+  int64_t span = t.span();
   int64_t count = int64_t(1) << t.count;
-  KernelBuilder k(e.host, e.loc, e.kernels, "hadamard", {t.blockThreads, 0});
+  KernelBuilder k(e.host, e.loc, e.kernels, "hadamard", {blockThreads, 0});
   InputStream x(e, k, op.getX());
   OutputStream output(e, k, y);
 
@@ -251,13 +198,13 @@ void HadamardKernel::emit() {
     total = e.mul(total, sizes.back());
   }
   Val index = k.toI64(k.blockIdx('x'));
-  Val thread = k.threadIdx(), transformOfBlock = k.i32(0), active;
-  if (!t.fillsBlock()) {
-    // Threads behind the last transform work on it again, and write nothing:
+  Val thread = k.threadIdx(), spanOfBlock = k.i32(0), active;
+  if (!fillsBlock()) {
+    // Threads behind the last span work on it again, and write nothing:
     // their warp needs them.
-    transformOfBlock = thread >> t.threads;
+    spanOfBlock = thread >> t.threads;
     thread = thread & ((int64_t(1) << t.threads) - 1);
-    index = index * double(t.transformsOfBlock()) + k.toI64(transformOfBlock);
+    index = index * double(spansOfBlock) + k.toI64(spanOfBlock);
     active = index < k.i64Argument(total);
     index = k.min(index, k.i64Argument(total) - 1);
   }
@@ -287,21 +234,7 @@ void HadamardKernel::emit() {
       llvm::append_range(values, x.values(piece, count));
   }
 
-  // Registers: elements of a piece, as far as one transform goes, and pieces.
-  for (int64_t bit = 0; bit < std::min(t.held, t.bits); ++bit)
-    transform(values, int64_t(1) << bit);
-  for (int64_t bit = 0; bit < t.shuffled; ++bit) {
-    Val sign =
-        k.select((thread & (int64_t(1) << bit)) != 0, k.f32(-1), k.f32(1));
-    for (Val &value : values)
-      value = k.fma(value, sign, k.shuffleXor(value, int64_t(1) << bit));
-  }
-  if (t.exchanged)
-    exchange(k, transformOfBlock, thread, values);
-
-  double factor = 1.0 / std::sqrt(static_cast<double>(block));
-  for (Val &value : values)
-    value = value * factor;
+  emitHadamardStages(k, t, thread, spanOfBlock, spansOfBlock, values);
   auto write = [&] {
     for (int64_t i = 0; i < t.pieces(); ++i)
       output.store(output.at(leading, pieceAt(i)),
@@ -311,7 +244,7 @@ void HadamardKernel::emit() {
     k.ifThen(active, write);
   else
     write();
-  k.launch({e.ceilDiv(total, e.index(t.transformsOfBlock())), {}, {}});
+  k.launch({e.ceilDiv(total, e.index(spansOfBlock)), {}, {}});
   e.replaceWith(y);
 }
 
@@ -320,6 +253,8 @@ struct HadamardLowering : public GPULoweringPattern<HadamardOp> {
   using GPULoweringPattern::GPULoweringPattern;
   LogicalResult matchAndRewrite(HadamardOp op,
                                 PatternRewriter &rewriter) const override {
+    if (replaceUnneeded(rewriter, op))
+      return success();
     if (static_cast<int64_t>(op.getBlock()) > kMaxBlock)
       return op.emitOpError("expected 'block' to be at most ")
              << kMaxBlock << " on a GPU, got " << op.getBlock();

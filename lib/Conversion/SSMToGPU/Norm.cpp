@@ -9,9 +9,14 @@
 // short, else by a block. A group that does not fit is read twice by its block,
 // the second time most likely from L2.
 //
+// With a rotation behind the norm the same registers hold the elements of a
+// group in the layout of the transform (see HadamardStages.h), to which the sum
+// of squares is indifferent.
+//
 //===----------------------------------------------------------------------===//
 
 #include "GPULowering.h"
+#include "HadamardStages.h"
 #include <numeric>
 
 using namespace mlir;
@@ -19,36 +24,61 @@ using namespace corey;
 using namespace corey::ssm;
 
 namespace {
-/// How threads share a group. Pieces are elements that are loaded at once.
+/// How threads share a group. Pieces are elements that are loaded at once. A
+/// run is what a transform spans, of which each of its threads has some pieces;
+/// without a rotation it is a piece.
 struct NormTiling {
   /// Elements up to which a warp has a group, and up to which registers do.
   static constexpr int64_t kMaxOfWarp = 1024, kMaxOfRegisters = 16384;
   /// Elements that a thread of a block holds.
   static constexpr int64_t kHeld = 16;
+  /// Threads of a block at most that rotates: a thread has more elements than
+  /// that if it must, and registers for them.
+  static constexpr int64_t kMaxRotating = 512;
 
-  NormTiling(int64_t group, int64_t count)
-      : count(count), pieces(group / count) {
+  NormTiling(int64_t group, int64_t count,
+             const std::optional<HadamardTiling> &rotation)
+      : count(count) {
+    if (rotation) {
+      threadsOfRun = int64_t(1) << rotation->threads;
+      piecesOfRun = rotation->pieces();
+    }
+    int64_t ofThread = piecesOfRun * count;
+    runs = group / (threadsOfRun * ofThread);
     if (group <= kMaxOfWarp) {
-      lanes = std::min<int64_t>(llvm::PowerOf2Ceil(pieces), 32);
-      threads = 128;
-    } else if (group <= kMaxOfRegisters) {
-      int64_t wanted = std::max<int64_t>(kHeld / count, 1);
-      threads = lanes = llvm::alignTo(llvm::divideCeil(pieces, wanted), 32);
+      lanes = std::min<int64_t>(llvm::PowerOf2Ceil(runs * threadsOfRun), 32);
+    } else if (rotation || group <= kMaxOfRegisters) {
+      int64_t wanted = std::max<int64_t>(kHeld / ofThread, 1);
+      auto lanesFor = [&](int64_t runsOfThread) {
+        return llvm::alignTo(
+            llvm::divideCeil(runs, runsOfThread) * threadsOfRun, 32);
+      };
+      while (rotation && lanesFor(wanted) > kMaxRotating)
+        wanted *= 2;
+      lanes = lanesFor(wanted);
     } else {
-      threads = lanes = 1024;
+      lanes = 1024;
       inRegisters = false;
     }
-    perThread = inRegisters ? llvm::divideCeil(pieces, lanes)
-                            : std::max<int64_t>(kHeld / 2 / count, 1);
+    threads = lanes > 32 ? lanes : 128;
+    runsOfThread = inRegisters ? llvm::divideCeil(runs, runsAtOnce())
+                               : std::max<int64_t>(kHeld / 2 / count, 1);
   }
-  bool ofBlock() const { return lanes > 32 || !inRegisters; }
+  bool ofBlock() const { return lanes > 32; }
   int64_t groupsOfBlock() const { return threads / lanes; }
+  int64_t runsAtOnce() const { return lanes / threadsOfRun; }
+  int64_t elementsOfRun() const { return threadsOfRun * piecesOfRun * count; }
+  int64_t elementsOfThread() const {
+    return runsOfThread * piecesOfRun * count;
+  }
 
-  int64_t count, pieces;
+  int64_t count;
+  int64_t threadsOfRun = 1, piecesOfRun = 1, runs;
   /// Threads of a block, and those of them that share a group.
   int64_t threads, lanes;
-  /// Pieces of a thread: all of them, or those that it loads at a time.
-  int64_t perThread;
+  /// Runs that a thread has a part of: of all, or of those that are loaded at a
+  /// time.
+  int64_t runsOfThread;
   bool inRegisters = true;
 };
 
@@ -73,6 +103,8 @@ private:
         count = std::gcd(count, e.streamAlignment(tensor));
     if (residualOut)
       count = std::gcd(count, rowAlignment(op.getResidualOut()));
+    if (e.rotation())
+      count = std::gcd(count, e.streamAlignment(e.rotation().getX()));
     return count;
   }
 
@@ -84,14 +116,21 @@ private:
 } // namespace
 
 void RMSNormKernel::emit() {
-  NormTiling t(group, alignment());
-  int64_t count = t.count;
+  int64_t count = alignment();
+  std::optional<HadamardTiling> rotation;
+  if (e.rotation())
+    rotation.emplace(e.rotation().getBlock(), count);
+  NormTiling t(group, count, rotation);
   bool gateFirst = op.getZ() && !op.getNormBeforeGate();
   bool gateLast = op.getZ() && op.getNormBeforeGate();
 
-  KernelBuilder k(e.host, e.loc, e.kernels, "rms_norm", {t.threads, 0});
+  KernelBuilder k(e.host, e.loc, e.kernels,
+                  rotation ? "rms_norm_hadamard" : "rms_norm", {t.threads, 0});
   InputStream x(e, k, op.getX()), residual(e, k, op.getResidual());
   InputStream z(e, k, op.getZ());
+  InputStream rotated;
+  if (rotation)
+    rotated = InputStream(e, k, e.rotation().getX());
   OutputStream output(e, k, y);
   DeviceTensor weight(e, k, e.buffer(op.getWeight()));
   DeviceTensor sums(e, k, residualOut);
@@ -122,22 +161,36 @@ void RMSNormKernel::emit() {
   }
   Vals leading = indicesOf(k, row, sizes);
 
+  // The thread's number among those of a run, and the first run that it has.
+  Val threadOfRun, firstRun = lane;
+  if (rotation) {
+    threadOfRun = lane & (t.threadsOfRun - 1);
+    firstRun = lane >> rotation->threads;
+    first = first + k.toI64(threadOfRun << rotation->count);
+  }
+
   /// A piece of the group, and whether it is there and the thread's to write;
   /// null if that is known.
   struct Piece {
     Val at, isInside, writes;
   };
-  auto pieceAt = [&](Val number, bool mayBeOutside) {
+  using Pieces = SmallVector<Piece>;
+  // The pieces that the thread has of a run.
+  auto piecesOf = [&](Val run, bool mayBeOutside) {
     Piece piece;
     if (mayBeOutside) {
-      piece.isInside = number < t.pieces;
-      number = k.min(number, k.i32(t.pieces - 1));
+      piece.isInside = run < t.runs;
+      run = k.min(run, k.i32(t.runs - 1));
     }
-    piece.at = first + k.toI64(number) * double(count);
     piece.writes = piece.isInside;
     if (active)
       piece.writes = piece.writes ? piece.writes & active : active;
-    return piece;
+    Val begin = first + k.toI64(run) * double(t.elementsOfRun());
+    Pieces pieces(t.piecesOfRun, piece);
+    for (auto [i, each] : llvm::enumerate(pieces))
+      each.at =
+          i ? begin + double(int64_t(i) << rotation->firstOfPiece()) : begin;
+    return pieces;
   };
   auto ifWrites = [&](const Piece &piece, llvm::function_ref<void()> write) {
     if (piece.writes)
@@ -184,15 +237,17 @@ void RMSNormKernel::emit() {
   auto weightsOf = [&](const Piece &piece) {
     return weight.elements({}, piece.at, count, rowAlignment(op.getWeight()));
   };
-  auto finish = [&](const Piece &piece, Vals values, Val factor,
-                    ArrayRef<Val> weights, ArrayRef<Val> gate) {
+  auto normalised = [&](Vals values, Val factor, ArrayRef<Val> weights,
+                        ArrayRef<Val> gate) {
     for (auto [value, w] : llvm::zip_equal(values, weights))
       value = value * factor * w;
     if (gateLast)
       for (auto [value, g] : llvm::zip_equal(values, z.values(gate, count)))
         value = value * k.silu(g);
-    ifWrites(piece,
-             [&] { output.store(output.at(leading, piece.at), values); });
+    return values;
+  };
+  auto write = [&](const Piece &piece, ArrayRef<Val> values) {
+    output.store(output.at(leading, piece.at), values);
   };
   // The sum of all threads of the group, and what it makes of elements.
   auto factorOf = [&](Val sum) {
@@ -221,43 +276,80 @@ void RMSNormKernel::emit() {
 
   Val sum = k.f32(0);
   if (t.inRegisters) {
-    SmallVector<Piece> pieces;
+    Pieces pieces;
+    for (int64_t i = 0; i < t.runsOfThread; ++i)
+      pieces.append(piecesOf(firstRun + double(i * t.runsAtOnce()),
+                             (i + 1) * t.runsAtOnce() > t.runs));
     SmallVector<Loaded> loaded;
     SmallVector<Vals> values, weights;
-    // Everything is asked for at once; but weights, which come from L2, wait
-    // where registers are few.
-    bool weightsFirst = t.threads <= 512;
-    for (int64_t i = 0; i < t.perThread; ++i) {
-      pieces.push_back(
-          pieceAt(lane + double(i * t.lanes), (i + 1) * t.lanes > t.pieces));
-      loaded.push_back(loadPiece(pieces[i], /*withGate=*/true));
-    }
-    for (int64_t i = 0; i < t.perThread && weightsFirst; ++i)
-      weights.push_back(weightsOf(pieces[i]));
-    for (int64_t i = 0; i < t.perThread; ++i) {
-      values.push_back(valuesOf(pieces[i], loaded[i], /*writesSums=*/true));
-      sum = addSquares(sum, pieces[i], values[i]);
+    // Everything is asked for at once. Where registers are few, because there
+    // are many threads or because a transform wants many elements of a thread,
+    // weights, which come from L2, wait until the norm is known; in the latter
+    // case what is asked for before is limited, and the gate waits as well.
+    bool holdsMuch = rotation && t.elementsOfThread() > NormTiling::kHeld;
+    bool weightsFirst = t.threads <= 512 && !holdsMuch;
+    bool gateEarly = gateFirst || !holdsMuch;
+    size_t ahead = pieces.size();
+    if (holdsMuch)
+      ahead = std::max<size_t>(
+          32 / (count * std::max<size_t>(x.numLoaded() + residual.numLoaded() +
+                                             (gateFirst ? z.numLoaded() : 0),
+                                         1)),
+          1);
+    for (size_t begin = 0; begin < pieces.size(); begin += ahead) {
+      size_t end = std::min(begin + ahead, pieces.size());
+      for (size_t i = begin; i < end; ++i)
+        loaded.push_back(loadPiece(pieces[i], gateEarly));
+      for (size_t i = begin; i < end && weightsFirst; ++i)
+        weights.push_back(weightsOf(pieces[i]));
+      for (size_t i = begin; i < end; ++i) {
+        values.push_back(valuesOf(pieces[i], loaded[i], /*writesSums=*/true));
+        sum = addSquares(sum, pieces[i], values[i]);
+      }
     }
     Val factor = factorOf(sum);
-    for (int64_t i = 0; i < t.perThread; ++i)
-      finish(pieces[i], values[i], factor,
-             weightsFirst ? weights[i] : weightsOf(pieces[i]), loaded[i].z);
+    auto normalisedAt = [&](size_t i) {
+      return normalised(values[i], factor,
+                        weightsFirst ? weights[i] : weightsOf(pieces[i]),
+                        gateEarly ? loaded[i].z : load(z, pieces[i]));
+    };
+    for (size_t begin = 0; begin < pieces.size(); begin += t.piecesOfRun) {
+      if (!rotation) {
+        Vals made = normalisedAt(begin);
+        ifWrites(pieces[begin], [&] { write(pieces[begin], made); });
+        continue;
+      }
+      Vals made;
+      for (int64_t i = 0; i < t.piecesOfRun; ++i) {
+        const Piece &piece = pieces[begin + i];
+        llvm::append_range(made,
+                           rotated.values(load(rotated, piece), count,
+                                          op.getY(), normalisedAt(begin + i)));
+      }
+      emitHadamardStages(k, *rotation, threadOfRun,
+                         k.threadIdx() >> rotation->threads,
+                         t.threads / t.threadsOfRun, made);
+      ifWrites(pieces[begin], [&] {
+        for (int64_t i = 0; i < t.piecesOfRun; ++i)
+          write(pieces[begin + i], ArrayRef<Val>(made).slice(i * count, count));
+      });
+    }
   } else {
-    int64_t step = t.lanes * t.perThread;
+    int64_t step = t.lanes * t.runsOfThread;
     auto forPieces =
         [&](Val base, bool withGate,
             llvm::function_ref<void(const Piece &, const Loaded &)> use) {
-          SmallVector<Piece> pieces;
+          Pieces pieces;
           SmallVector<Loaded> loaded;
-          for (int64_t i = 0; i < t.perThread; ++i) {
-            pieces.push_back(pieceAt(base + lane + double(i * t.lanes), true));
+          for (int64_t i = 0; i < t.runsOfThread; ++i) {
+            pieces.append(piecesOf(base + lane + double(i * t.lanes), true));
             loaded.push_back(loadPiece(pieces[i], withGate));
           }
           for (auto [piece, values] : llvm::zip_equal(pieces, loaded))
             use(piece, values);
         };
     sum = k.forLoop(
-        k.i32(0), k.i32(t.pieces), step, {sum},
+        k.i32(0), k.i32(t.runs), step, {sum},
         [&](Val base, ArrayRef<Val> in) -> Vals {
           Val sum = in[0];
           forPieces(
@@ -268,11 +360,13 @@ void RMSNormKernel::emit() {
           return {sum};
         })[0];
     Val factor = factorOf(sum);
-    k.forLoop(k.i32(0), k.i32(t.pieces), step, [&](Val base) {
+    k.forLoop(k.i32(0), k.i32(t.runs), step, [&](Val base) {
       forPieces(base, /*withGate=*/true,
                 [&](const Piece &piece, const Loaded &loaded) {
-                  finish(piece, valuesOf(piece, loaded, /*writesSums=*/false),
-                         factor, weightsOf(piece), loaded.z);
+                  Vals made =
+                      normalised(valuesOf(piece, loaded, /*writesSums=*/false),
+                                 factor, weightsOf(piece), loaded.z);
+                  ifWrites(piece, [&] { write(piece, made); });
                 });
     });
   }

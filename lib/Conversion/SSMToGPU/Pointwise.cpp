@@ -5,7 +5,6 @@
 //===----------------------------------------------------------------------===//
 
 #include "GPULowering.h"
-#include "mlir/Dialect/Tensor/IR/Tensor.h"
 
 using namespace mlir;
 using namespace corey;
@@ -62,17 +61,6 @@ static void emitPointwiseKernel(GPULowering &e) {
   e.replaceWith(out);
 }
 
-/// Whether nothing needs what `op` computes: it is a pointwise op whose users
-/// are no better, or want its sizes. A lowering leaves such ops of a region
-/// that it has computed itself.
-static bool isDead(Operation *op) {
-  return llvm::all_of(op->getUsers(), [](Operation *user) {
-    auto fusable = dyn_cast<FusableOpInterface>(user);
-    return isa<tensor::DimOp>(user) ||
-           (fusable && fusable.isPointwise() && isDead(user));
-  });
-}
-
 namespace {
 /// Any pointwise op on its own. Those around an anchor that is still to be
 /// lowered wait for it.
@@ -88,19 +76,8 @@ struct PointwiseLowering
     if (isa_and_nonnull<FusedOp>(fusable->getParentOp()) &&
         succeeded(planFusedRegion(fusable->getParentOp())))
       return failure();
-    if (isDead(fusable)) {
-      // Its users, still to be visited, find a tensor of no content.
-      Location loc = fusable.getLoc();
-      Type type = fusable->getResult(0).getType();
-      Value empty = tensor::EmptyOp::create(
-          rewriter, loc,
-          tensor::getMixedSizes(rewriter, loc, fusable->getOperand(0)),
-          getElementTypeOrSelf(type));
-      if (empty.getType() != type)
-        empty = tensor::CastOp::create(rewriter, loc, type, empty);
-      rewriter.replaceOp(fusable, empty);
+    if (replaceUnneeded(rewriter, fusable))
       return success();
-    }
     GPULowering e(rewriter, fusable, target);
     emitPointwiseKernel(e);
     return success();

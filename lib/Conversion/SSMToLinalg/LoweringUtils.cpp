@@ -23,7 +23,7 @@ LoopEmitter::Compute OpLowering::regionResult() {
 }
 
 void OpLowering::openLeaves(Value value) {
-  if (leaves.contains(value) || value.getDefiningOp() == op)
+  if (leaves.contains(value) || isMadeByLoops(value))
     return;
   bool inside = plan->contains(value.getDefiningOp());
   leaves[value] = inside ? Value() : view(value);
@@ -78,16 +78,22 @@ Value OpLowering::buffer(Value tensor) {
   return computed;
 }
 
+LoopEmitter::Transform OpLowering::transformOf(Value from, Value value) {
+  openLeaves(value);
+  return [this, from, value](Value made, ValueRange indices, int64_t lanes) {
+    DenseMap<Value, Value> known{{from, made}};
+    return evaluate(value, indices, lanes, known);
+  };
+}
+
+LoopEmitter::Transform OpLowering::toRotation() {
+  return transformOf(op->getResult(0), rotation().getX());
+}
+
 Value OpLowering::output(unsigned i) {
   Value memref = allocate(i);
-  if (i == 0 && hasEpilogue()) {
-    openLeaves(plan->result);
-    transformOnStore(memref,
-                     [this](Value value, ValueRange indices, int64_t lanes) {
-                       DenseMap<Value, Value> known{{op->getResult(0), value}};
-                       return evaluate(plan->result, indices, lanes, known);
-                     });
-  }
+  if (i == 0 && hasEpilogue())
+    transformOnStore(memref, transformOf(lastOfLoops(), plan->result));
   return memref;
 }
 

@@ -29,6 +29,9 @@ public:
   /// Allocates the memref of result `index`, with the reified shape. Stores to
   /// the first go through the epilogue, which its element type is that of.
   Value output(unsigned index);
+  /// What makes of the op's result, at an index, what the rotation behind it
+  /// transforms. Made where the loops begin.
+  Transform toRotation();
   /// What computes the result of a region of pointwise ops, of which this is
   /// the last, at an index. Made where the loops begin.
   Compute regionResult();
@@ -48,6 +51,9 @@ public:
                   llvm::function_ref<void(mlir::ValueRange ivs)> body);
 
 private:
+  /// What `value` of the fused region is, at an index, where the loops have
+  /// made `from`.
+  Transform transformOf(Value from, Value value);
   /// Views what `value` of the fused region is computed from as memrefs.
   void openLeaves(Value value);
   /// A value of the fused region at an index, or those that follow on the last

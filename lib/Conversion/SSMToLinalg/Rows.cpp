@@ -16,6 +16,55 @@ static int64_t rankOf(Value memref) {
   return cast<MemRefType>(memref.getType()).getRank();
 }
 
+//===----------------------------------------------------------------------===//
+// Stages of a Hadamard transform
+//===----------------------------------------------------------------------===//
+
+/// One stage of butterflies between lanes `half` apart: lane i becomes
+/// v[i] + v[i ^ half] where bit `half` of i is clear, else v[i ^ half] - v[i].
+static Value butterflyWithin(OpLowering &e, Value v, int64_t half) {
+  int64_t lanes = cast<VectorType>(v.getType()).getDimSize(0);
+  SmallVector<int64_t> partner;
+  SmallVector<float> sign;
+  for (int64_t i = 0; i < lanes; ++i) {
+    partner.push_back(i ^ half);
+    sign.push_back(i & half ? -1.0f : 1.0f);
+  }
+  Value swapped = vector::ShuffleOp::create(e.b, e.loc, v, v, partner);
+  Value signs = arith::ConstantOp::create(
+      e.b, e.loc, DenseElementsAttr::get(e.vectorType(lanes), ArrayRef(sign)));
+  return e.fma(v, signs, swapped);
+}
+
+/// The stages within a vector, which has whole blocks, or a part of one and a
+/// power of two of lanes.
+static Value stagesWithin(OpLowering &e, Value v, int64_t block) {
+  int64_t lanes = cast<VectorType>(v.getType()).getDimSize(0);
+  for (int64_t half = 1; half < std::min(block, lanes); half *= 2)
+    v = butterflyWithin(e, v, half);
+  return v;
+}
+
+/// The stages between the vectors of `lanes` of a block, from `base` of
+/// `scratch` on.
+static void stagesBetween(OpLowering &e, Value scratch, Value base,
+                          int64_t block, int64_t lanes) {
+  for (int64_t half = lanes; half < block; half *= 2)
+    e.forLoop(0, block, 2 * half, [&](Value low) {
+      e.forLoop(e.index(0), e.index(half), e.index(lanes), [&](Value j) {
+        Value first = e.add(e.add(low, j), base), second = e.add(first, half);
+        Value a = e.load(scratch, first, lanes);
+        Value b = e.load(scratch, second, lanes);
+        e.store(e.addf(a, b), scratch, first);
+        e.store(e.subf(a, b), scratch, second);
+      });
+    });
+}
+
+static double rotationScale(int64_t block) {
+  return 1.0 / std::sqrt(static_cast<double>(block));
+}
+
 namespace {
 //===----------------------------------------------------------------------===//
 // rms_norm
@@ -36,6 +85,12 @@ struct RMSNormLowering : public SSMLowering<RMSNormOp> {
         op.getGroupSize() ? static_cast<int64_t>(*op.getGroupSize()) : size;
     double eps = op.getEps().convertToFloat();
     bool gateFirst = z && !op.getNormBeforeGate();
+    // Blocks of the rotation; blocks that fit into a vector need no more than
+    // that.
+    int64_t block =
+        e.rotation() ? static_cast<int64_t>(e.rotation().getBlock()) : 0;
+    bool inVector = block <= target.lanes;
+    LoopEmitter::Transform toRotation = block ? e.toRotation() : nullptr;
 
     e.parallelOver(x, rankOf(x) - 1, [&](ValueRange row) {
       Value scratch = e.scratch({group});
@@ -73,14 +128,35 @@ struct RMSNormLowering : public SSMLowering<RMSNormOp> {
         Value root =
             math::SqrtOp::create(e.b, e.loc, e.addf(mean, e.scalar(eps)));
         Value inverse = e.divf(e.scalar(1.0), root);
-        // Pass 2: scale.
+        // Pass 2: scale, and begin to rotate.
         e.forLanes(group, target.lanes, [&](Value i, int64_t lanes) {
           SmallVector<Value> at = append(row, e.add(base, i));
           Value r = e.mulf(e.load(scratch, i, lanes), e.splat(inverse, lanes));
           r = e.mulf(r, e.load(weight, at.back(), lanes));
           if (z && !gateFirst)
             r = e.mulf(r, e.silu(e.load(z, at, lanes)));
-          e.store(r, y, at);
+          if (block)
+            r = stagesWithin(e, toRotation(r, at, lanes), block);
+          if (block && inVector)
+            r = e.mulf(r, e.constant(rotationScale(block), lanes));
+          if (inVector)
+            e.store(r, y, at);
+          else
+            e.store(r, scratch, i);
+        });
+        if (inVector)
+          return;
+        // Pass 3: the rest of the rotation. Vectors divide blocks, and those
+        // the group.
+        int64_t lanes = target.lanes;
+        e.forLoop(0, group, block, [&](Value start) {
+          stagesBetween(e, scratch, start, block, lanes);
+          e.forLoop(0, block, lanes, [&](Value i) {
+            Value at = e.add(start, i);
+            Value v = e.mulf(e.load(scratch, at, lanes),
+                             e.constant(rotationScale(block), lanes));
+            e.store(v, y, append(row, e.add(base, at)));
+          });
         });
       });
     });
@@ -101,12 +177,13 @@ struct HadamardLowering : public SSMLowering<HadamardOp> {
 
   LogicalResult matchAndRewrite(HadamardOp op,
                                 PatternRewriter &rewriter) const override {
+    if (replaceUnneeded(rewriter, op))
+      return success();
     OpLowering e(rewriter, op, target);
     Value x = e.buffer(op.getX()), y = e.output(0);
     int64_t size = cast<ShapedType>(op.getX().getType()).getShape().back();
     int64_t block = op.getBlock();
     int64_t lanes = std::min<int64_t>(block, target.lanes);
-    double factor = 1.0 / std::sqrt(static_cast<double>(block));
 
     e.parallelOver(x, rankOf(x) - 1, [&](ValueRange row) {
       Value scratch = e.scratch({block});
@@ -114,48 +191,18 @@ struct HadamardLowering : public SSMLowering<HadamardOp> {
         // The stages within a vector, on the way in.
         e.forLoop(0, block, lanes, [&](Value i) {
           Value v = e.load(x, append(row, e.add(base, i)), lanes);
-          for (int64_t half = 1; half < lanes; half *= 2)
-            v = butterflyWithin(e, v, half, lanes);
-          e.store(v, scratch, i);
+          e.store(stagesWithin(e, v, block), scratch, i);
         });
-        // The stages between vectors.
-        for (int64_t half = lanes; half < block; half *= 2)
-          e.forLoop(0, block, 2 * half, [&](Value low) {
-            e.forLoop(e.index(0), e.index(half), e.index(lanes), [&](Value j) {
-              Value first = e.add(low, j), second = e.add(first, half);
-              Value a = e.load(scratch, first, lanes);
-              Value b = e.load(scratch, second, lanes);
-              e.store(e.addf(a, b), scratch, first);
-              e.store(e.subf(a, b), scratch, second);
-            });
-          });
+        stagesBetween(e, scratch, e.index(0), block, lanes);
         e.forLoop(0, block, lanes, [&](Value i) {
-          Value v =
-              e.mulf(e.load(scratch, i, lanes), e.constant(factor, lanes));
+          Value v = e.mulf(e.load(scratch, i, lanes),
+                           e.constant(rotationScale(block), lanes));
           e.store(v, y, append(row, e.add(base, i)));
         });
       });
     });
     e.replace(rewriter, y);
     return success();
-  }
-
-  /// One stage of butterflies between lanes `half` apart: lane i becomes
-  /// v[i] + v[i ^ half] where bit `half` of i is clear, else v[i ^ half] -
-  /// v[i].
-  static Value butterflyWithin(OpLowering &e, Value v, int64_t half,
-                               int64_t lanes) {
-    SmallVector<int64_t> partner;
-    SmallVector<float> sign;
-    for (int64_t i = 0; i < lanes; ++i) {
-      partner.push_back(i ^ half);
-      sign.push_back(i & half ? -1.0f : 1.0f);
-    }
-    Value swapped = vector::ShuffleOp::create(e.b, e.loc, v, v, partner);
-    Value signs = arith::ConstantOp::create(
-        e.b, e.loc,
-        DenseElementsAttr::get(e.vectorType(lanes), ArrayRef(sign)));
-    return e.fma(v, signs, swapped);
   }
 };
 

@@ -79,6 +79,68 @@ func.func @hadamard(%x: tensor<?x48xf32>) -> tensor<?x48xf32> {
   return %y : tensor<?x48xf32>
 }
 
+// A rotation behind a norm is in its loops: the first stages as the norm is
+// scaled, in registers; the others in the buffer of the norm. Its operand is not
+// in memory otherwise.
+// CHECK-LABEL: func.func @rotated(
+// CHECK-SAME: %{{.+}}: tensor<?x48xf32>, %{{.+}}: tensor<48xf32>, %[[G:.+]]: tensor<?x48xf32>)
+// CHECK-DAG: %[[GB:.+]] = bufferization.to_buffer %[[G]] read_only
+// CHECK-DAG: %[[Y:.+]] = memref.alloc(%{{.+}}) {alignment = 64 : i64} : memref<?x48xbf16>
+// CHECK-NOT: memref.alloc(
+// CHECK: scf.parallel
+// CHECK: %[[ROW:.+]] = memref.alloca() {alignment = 64 : i64} : memref<48xf32>
+// CHECK-NOT: memref.alloca
+// CHECK: math.sqrt
+// CHECK: vector.load %[[ROW]]
+// CHECK: vector.load %[[GB]]
+// CHECK: arith.mulf
+// CHECK: vector.shuffle %{{.+}}, %{{.+}} [1, 0, 3, 2, 5, 4, 7, 6]
+// CHECK: vector.shuffle %{{.+}}, %{{.+}} [2, 3, 0, 1, 6, 7, 4, 5]
+// CHECK: vector.shuffle %{{.+}}, %{{.+}} [4, 5, 6, 7, 0, 1, 2, 3]
+// CHECK: vector.store %{{.+}}, %[[ROW]]
+// CHECK: arith.addf
+// CHECK: arith.subf
+// CHECK: vector.load %[[ROW]]
+// CHECK: arith.constant dense<2.500000e-01> : vector<8xf32>
+// CHECK: arith.negf
+// CHECK: vector.store %{{.+}}, %[[Y]]
+// CHECK-NOT: scf.parallel
+// CHECK-NOT: ssm.
+// CHECK: return
+func.func @rotated(%x: tensor<?x48xf32>, %w: tensor<48xf32>, %g: tensor<?x48xf32>) -> tensor<?x48xbf16> {
+  %y = ssm.fused ins(%x, %w, %g : tensor<?x48xf32>, tensor<48xf32>, tensor<?x48xf32>) -> tensor<?x48xbf16> {
+  ^bb0(%a: tensor<?x48xf32>, %b: tensor<48xf32>, %c: tensor<?x48xf32>):
+    %0 = ssm.rms_norm %a, %b : tensor<?x48xf32>, tensor<48xf32> -> tensor<?x48xf32>
+    %1 = ssm.mul %0, %c : tensor<?x48xf32>, tensor<?x48xf32>
+    %2 = ssm.hadamard %1 {block = 16 : i64} : tensor<?x48xf32> -> tensor<?x48xf32>
+    %3 = ssm.neg %2 : tensor<?x48xf32>
+    %4 = ssm.cast %3 : tensor<?x48xf32> to tensor<?x48xbf16>
+    ssm.yield %4 : tensor<?x48xbf16>
+  }
+  return %y : tensor<?x48xbf16>
+}
+
+// Blocks that fit into a vector are done with it, the rest of a group too.
+// CHECK-LABEL: func.func @rotated_small(
+// CHECK: math.sqrt
+// CHECK: vector.shuffle %{{.+}}, %{{.+}} [1, 0, 3, 2, 5, 4, 7, 6]
+// CHECK: vector.shuffle %{{.+}}, %{{.+}} [2, 3, 0, 1, 6, 7, 4, 5]
+// CHECK: vector.store %{{.+}} : memref<?x12xf32>, vector<8xf32>
+// CHECK: vector.shuffle %{{.+}}, %{{.+}} [1, 0, 3, 2] : vector<4xf32>
+// CHECK: vector.shuffle %{{.+}}, %{{.+}} [2, 3, 0, 1] : vector<4xf32>
+// CHECK: vector.store %{{.+}} : memref<?x12xf32>, vector<4xf32>
+// CHECK-NOT: scf.for
+// CHECK: return
+func.func @rotated_small(%x: tensor<?x12xf32>, %w: tensor<12xf32>) -> tensor<?x12xf32> {
+  %y = ssm.fused ins(%x, %w : tensor<?x12xf32>, tensor<12xf32>) -> tensor<?x12xf32> {
+  ^bb0(%a: tensor<?x12xf32>, %b: tensor<12xf32>):
+    %0 = ssm.rms_norm %a, %b : tensor<?x12xf32>, tensor<12xf32> -> tensor<?x12xf32>
+    %1 = ssm.hadamard %0 {block = 4 : i64} : tensor<?x12xf32> -> tensor<?x12xf32>
+    ssm.yield %1 : tensor<?x12xf32>
+  }
+  return %y : tensor<?x12xf32>
+}
+
 // All ids are checked before, and clamped, so that a wrong one reads nothing out
 // of bounds.
 // CHECK-LABEL: func.func @embedding(

@@ -105,6 +105,21 @@ def hadamard(element):
     )
 
 
+def rotated_norm(element):
+    """With all there can be before, between and behind the two."""
+    act, weight = tensor(["?", "?", 5120], element), tensor([5120], "f32")
+    return function(
+        [("x", act), ("w", weight), ("r", act), ("z", act), ("g", act)],
+        "  %%n, %%s = ssm.rms_norm %%x, %%w residual(%%r : %s) z(%%z : %s) {norm_before_gate}\n"
+        "      : %s, %s -> %s, %s\n"
+        "  %%m = ssm.mul %%n, %%g : %s, %s\n"
+        "  %%h = ssm.hadamard %%m {block = 1024 : i64} : %s -> %s\n"
+        "  %%y = ssm.add %%h, %%x : %s, %s"
+        % (act, act, act, weight, act, act, act, act, act, act, act, act),
+        [("%y", act), ("%s", act)],
+    )
+
+
 def projection(element):
     x, w, y = (
         tensor(["?", "?", 2048], element),
@@ -125,7 +140,7 @@ def configurations():
             yield "selective_scan-N%d-%s" % (states, element), scan(element, states)
         for states in (64, 128):
             yield "ssd-N%d-%s" % (states, element), ssd(element, states)
-        for emit in (conv, norm, hadamard, projection):
+        for emit in (conv, norm, hadamard, rotated_norm, projection):
             yield "%s-%s" % (emit.__name__, element), emit(element)
 
 

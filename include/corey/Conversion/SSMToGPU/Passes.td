@@ -15,7 +15,8 @@ def ConvertSSMToGPU : Pass<"convert-ssm-to-gpu", "::mlir::ModuleOp"> {
     Every op, or region of ops, becomes one kernel or a few of them in the
     `gpu.module @kernels`, and `gpu.launch_func` on memrefs of device memory,
     wrapped in `bufferization.to_buffer` and `to_tensor`. Pointwise ops around an
-    anchor in an `ssm.fused` are computed where its kernel loads and stores.
+    anchor in an `ssm.fused` are computed where its kernel loads and stores; a
+    Hadamard transform behind a norm is the last part of its kernel.
 
     A chunk is an argument of the kernels of a scan: where it is shorter than the
     sequence, three kernels (states of chunks, states between chunks, outputs)

@@ -13,7 +13,8 @@ def ConvertSSMToLinalg : Pass<"convert-ssm-to-linalg", "::mlir::ModuleOp"> {
   let summary = "Lower ssm ops to linalg and to loops over vectors";
   let description = [{
     Elementwise ops become `linalg.generic`, one per region of them. Those around an
-    anchor in an `ssm.fused` become part of its loops.
+    anchor in an `ssm.fused` become part of its loops, and so does a Hadamard
+    transform behind a norm.
     Everything with a recurrence or a reduction becomes loops over memrefs in the
     scf and vector dialects, wrapped in `bufferization.to_buffer` and
     `to_tensor`: for scans, channels (or the channels of a head) stand across the

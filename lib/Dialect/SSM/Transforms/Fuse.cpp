@@ -136,6 +136,24 @@ static void sinkPointwise(Block &block) {
   }
 }
 
+/// The number of the norm of which `chain[index]` reads a result, or what
+/// pointwise ops make of one; `index` if there is none.
+static size_t anchorBefore(ArrayRef<Operation *> chain, size_t index) {
+  llvm::SmallPtrSet<Value, 8> read(llvm::from_range,
+                                   chain[index]->getOperands());
+  for (size_t i = index; i-- > 0 && index - i < kMaxOps;) {
+    if (llvm::none_of(chain[i]->getResults(),
+                      [&](Value result) { return read.contains(result); }))
+      continue;
+    if (isa<RMSNormOp>(chain[i]))
+      return i;
+    if (!cast<FusableOpInterface>(chain[i]).isPointwise())
+      continue;
+    read.insert_range(chain[i]->getOperands());
+  }
+  return index;
+}
+
 namespace {
 struct SSMFuse : public corey::ssm::impl::SSMFuseBase<SSMFuse> {
   using Base::Base;
@@ -233,14 +251,15 @@ void SSMFuse::fuseBlock(Block &block) {
     return;
 
   // Sums over the chain rule most regions out at once: an op that takes no
-  // other in, or two anchors.
-  SmallVector<unsigned> barriers{0}, anchors{0};
+  // other in, two anchors, or two rotations.
+  SmallVector<unsigned> barriers{0}, anchors{0}, rotations{0};
   std::vector<FusionFeatures> features;
   std::vector<double> alone;
   for (Operation *op : chain) {
     auto fusable = cast<FusableOpInterface>(op);
     bool anchor = !fusable.isPointwise();
-    anchors.push_back(anchors.back() + anchor);
+    anchors.push_back(anchors.back() + (anchor && !mayRotate(op)));
+    rotations.push_back(rotations.back() + mayRotate(op));
     barriers.push_back(barriers.back() +
                        (anchor && fusable.getStreamedOperands().empty()));
     features.push_back(fusionFeatures(op, dynamicSize, *rates));
@@ -252,7 +271,8 @@ void SSMFuse::fuseBlock(Block &block) {
   auto hopeless = [&](FusionRegion region) {
     return region.size() > kMaxOps ||
            barriers[region.end] > barriers[region.begin] ||
-           anchors[region.end] > anchors[region.begin] + 1;
+           anchors[region.end] > anchors[region.begin] + 1 ||
+           rotations[region.end] > rotations[region.begin] + 1;
   };
   auto legal = [&](FusionRegion region) {
     return !hopeless(region) && succeeded(planFusion(opsOf(region)));
@@ -352,6 +372,23 @@ void SSMFuse::fuseBlock(Block &block) {
         candidate.accepted = true;
         considered.push_back(candidate);
       }
+  // That strategy looks at every region there can be, too many to name. Of a
+  // norm and the rotation of what it makes a remark says why they are apart.
+  if (physical && how == FusionStrategy::Dp)
+    for (size_t i = 0; i < chain.size(); ++i) {
+      size_t begin = mayRotate(chain[i]) ? anchorBefore(chain, i) : i;
+      auto isTogether = [&](FusionRegion region) {
+        return region.begin <= begin && i < region.end;
+      };
+      if (begin == i || llvm::any_of(chosen, isTogether))
+        continue;
+      FusionCandidate candidate;
+      candidate.region = {begin, i + 1};
+      candidate.terms = termsOf(candidate.region);
+      candidate.legal = legal(candidate.region);
+      candidate.feasible = scorer.feasible(candidate.terms);
+      considered.push_back(candidate);
+    }
   for (FusionCandidate &candidate : considered) {
     // A step of the greedy pass that went on is neither.
     bool step = candidate.accepted && !isChosen(candidate.region);

@@ -11,6 +11,11 @@
 // RUN: %if llvm-statistics %{ corey-opt %t/chain.mlir --ssm-fuse="strategy=dp score=physical" --mlir-pass-statistics 2>&1 >/dev/null | FileCheck %t/chain.mlir --check-prefix=STATISTICS %}
 // RUN: corey-opt %t/legality.mlir --ssm-fuse="strategy=dp score=physical" | FileCheck %t/legality.mlir
 // RUN: corey-opt %t/legality.mlir --ssm-fuse="strategy=entropy depth-bonus=true tau=-9" | FileCheck %t/legality.mlir
+// RUN: corey-opt %t/rotated.mlir --ssm-fuse="strategy=dp score=physical" | FileCheck %t/rotated.mlir
+// RUN: corey-opt %t/rotated.mlir --ssm-fuse="strategy=dp score=physical machine=h200" | FileCheck %t/rotated.mlir
+// RUN: corey-opt %t/rotated.mlir --ssm-fuse="strategy=entropy tau=-9" | FileCheck %t/rotated.mlir
+// RUN: corey-opt %t/apart.mlir --ssm-fuse="strategy=dp score=physical machine=h200" --remarks-filter=".*" 2>&1 | FileCheck %t/apart.mlir --check-prefix=DP
+// RUN: corey-opt %t/apart.mlir --ssm-fuse="strategy=entropy tau=-9" --remarks-filter=".*" 2>&1 | FileCheck %t/apart.mlir --check-prefix=GREEDY
 // RUN: corey-opt %t/static.mlir --ssm-fuse="strategy=static" | FileCheck %t/static.mlir
 // RUN: corey-opt %t/stats.mlir --ssm-fuse="strategy=entropy depth-bonus=false tau=0.5" | FileCheck %t/stats.mlir --check-prefix=HIGH
 // RUN: corey-opt %t/stats.mlir --ssm-fuse="strategy=arithmetic depth-bonus=false tau=0.5" | FileCheck %t/stats.mlir --check-prefix=WITHOUT
@@ -82,15 +87,15 @@ func.func @used_twice(%x: tensor<?x8xf32>) -> (tensor<?x8xf32>, tensor<?x8xf32>)
 
 // A projection takes nothing in; two anchors do not share a kernel.
 // CHECK-LABEL: func.func @anchors(
-// CHECK-NEXT: ssm.rms_norm
 // CHECK-NEXT: ssm.hadamard
+// CHECK-NEXT: ssm.rms_norm
 // CHECK-NEXT: ssm.projection
 // CHECK-NEXT: ssm.silu
 // CHECK-NEXT: ssm.projection
 // CHECK-NEXT: return
 func.func @anchors(%x: tensor<?x8xf32>, %w: tensor<8xf32>, %p: tensor<8x8xf32>) -> tensor<?x8xf32> {
-  %0 = ssm.rms_norm %x, %w : tensor<?x8xf32>, tensor<8xf32> -> tensor<?x8xf32>
-  %1 = ssm.hadamard %0 {block = 8 : i64} : tensor<?x8xf32> -> tensor<?x8xf32>
+  %0 = ssm.hadamard %x {block = 8 : i64} : tensor<?x8xf32> -> tensor<?x8xf32>
+  %1 = ssm.rms_norm %0, %w : tensor<?x8xf32>, tensor<8xf32> -> tensor<?x8xf32>
   %2 = ssm.projection %1, %p : tensor<?x8xf32>, tensor<8x8xf32> -> tensor<?x8xf32>
   %3 = ssm.silu %2 : tensor<?x8xf32>
   %4 = ssm.projection %3, %p : tensor<?x8xf32>, tensor<8x8xf32> -> tensor<?x8xf32>
@@ -151,6 +156,105 @@ func.func @residual(%x: tensor<?x?x8xf32>, %w: tensor<8x4xf32>) -> tensor<?x?x8x
   %1 = ssm.silu %0 : tensor<?x?x8xf32>
   %2 = ssm.add %1, %x : tensor<?x?x8xf32>, tensor<?x?x8xf32>
   return %2 : tensor<?x?x8xf32>
+}
+
+//--- rotated.mlir
+
+// A Hadamard transform of what a norm makes ends its kernel: pointwise ops
+// before the norm, between the two and behind the transform are in it, and the
+// sums of the norm leave as a second result.
+// CHECK-LABEL: func.func @everything(
+// CHECK: %[[R:.+]]:2 = ssm.fused ins(
+// CHECK-SAME: -> tensor<?x?x48xbf16>, tensor<?x?x48xf32>
+// CHECK: ssm.silu
+// CHECK: ssm.rms_norm
+// CHECK: ssm.sigmoid
+// CHECK: ssm.mul
+// CHECK: ssm.hadamard
+// CHECK: ssm.add
+// CHECK: ssm.cast
+// CHECK: ssm.yield
+// CHECK: return %[[R]]#0, %[[R]]#1
+func.func @everything(%x: tensor<?x?x48xf32>, %w: tensor<48xf32>, %r: tensor<?x?x48xf32>, %z: tensor<?x?x48xf32>,
+    %g: tensor<?x?x48xf32>, %v: tensor<48xf32>) -> (tensor<?x?x48xbf16>, tensor<?x?x48xf32>) {
+  %0 = ssm.silu %x : tensor<?x?x48xf32>
+  %n, %s = ssm.rms_norm %0, %w residual(%r : tensor<?x?x48xf32>) z(%z : tensor<?x?x48xf32>)
+      : tensor<?x?x48xf32>, tensor<48xf32> -> tensor<?x?x48xf32>, tensor<?x?x48xf32>
+  %1 = ssm.sigmoid %g : tensor<?x?x48xf32>
+  %2 = ssm.mul %n, %1 : tensor<?x?x48xf32>, tensor<?x?x48xf32>
+  %h = ssm.hadamard %2 {block = 16 : i64} : tensor<?x?x48xf32> -> tensor<?x?x48xf32>
+  %3 = ssm.add %h, %v : tensor<?x?x48xf32>, tensor<48xf32>
+  %4 = ssm.cast %3 : tensor<?x?x48xf32> to tensor<?x?x48xbf16>
+  return %4, %s : tensor<?x?x48xbf16>, tensor<?x?x48xf32>
+}
+
+// Blocks need only divide the groups that are normalised.
+// CHECK-LABEL: func.func @groups(
+// CHECK: ssm.fused
+// CHECK: ssm.rms_norm
+// CHECK-NEXT: ssm.hadamard
+// CHECK-NEXT: ssm.yield
+func.func @groups(%x: tensor<?x96xf16>, %w: tensor<96xf32>) -> tensor<?x96xf16> {
+  %0 = ssm.rms_norm %x, %w {group_size = 24 : i64} : tensor<?x96xf16>, tensor<96xf32> -> tensor<?x96xf16>
+  %1 = ssm.hadamard %0 {block = 8 : i64} : tensor<?x96xf16> -> tensor<?x96xf16>
+  return %1 : tensor<?x96xf16>
+}
+
+//--- apart.mlir
+
+// Of every pair that stays apart a remark says why.
+// DP: [Missed] fuse {{.*}}Function=used_twice {{.*}}Reason="the result of ssm.rms_norm is also used outside of the region", {{.*}}ops="rms_norm hadamard"
+// GREEDY: [Missed] fuse {{.*}}Function=used_twice {{.*}}Reason="the result of ssm.rms_norm is also used outside of the region", {{.*}}ops="rms_norm hadamard"
+func.func @used_twice(%x: tensor<?x64xf32>, %w: tensor<64xf32>) -> (tensor<?x64xf32>, tensor<?x64xf32>) {
+  %0 = ssm.rms_norm %x, %w : tensor<?x64xf32>, tensor<64xf32> -> tensor<?x64xf32>
+  %1 = ssm.hadamard %0 {block = 64 : i64} : tensor<?x64xf32> -> tensor<?x64xf32>
+  return %0, %1 : tensor<?x64xf32>, tensor<?x64xf32>
+}
+
+// DP: [Missed] fuse {{.*}}Function=used_behind {{.*}}Reason="the result of ssm.silu is also used outside of the region", {{.*}}ops="rms_norm silu hadamard"
+// GREEDY: [Missed] fuse {{.*}}Function=used_behind {{.*}}Reason="the result of ssm.silu is also used outside of the region", {{.*}}ops="rms_norm silu hadamard"
+func.func @used_behind(%x: tensor<?x64xf32>, %w: tensor<64xf32>) -> tensor<?x64xf32> {
+  %0 = ssm.rms_norm %x, %w : tensor<?x64xf32>, tensor<64xf32> -> tensor<?x64xf32>
+  %1 = ssm.silu %0 : tensor<?x64xf32>
+  %2 = ssm.hadamard %1 {block = 64 : i64} : tensor<?x64xf32> -> tensor<?x64xf32>
+  %3 = ssm.add %2, %1 : tensor<?x64xf32>, tensor<?x64xf32>
+  return %3 : tensor<?x64xf32>
+}
+
+// DP: [Missed] fuse {{.*}}Function=blocks {{.*}}Reason="blocks of 32 of ssm.hadamard do not divide the groups of 48 of ssm.rms_norm", {{.*}}ops="rms_norm hadamard"
+// GREEDY: [Missed] fuse {{.*}}Function=blocks {{.*}}Reason="blocks of 32 of ssm.hadamard do not divide the groups of 48 of ssm.rms_norm", {{.*}}ops="rms_norm hadamard"
+func.func @blocks(%x: tensor<?x96xf32>, %w: tensor<96xf32>) -> tensor<?x96xf32> {
+  %0 = ssm.rms_norm %x, %w {group_size = 48 : i64} : tensor<?x96xf32>, tensor<96xf32> -> tensor<?x96xf32>
+  %1 = ssm.hadamard %0 {block = 32 : i64} : tensor<?x96xf32> -> tensor<?x96xf32>
+  return %1 : tensor<?x96xf32>
+}
+
+// DP: [Missed] fuse {{.*}}Function=large {{.*}}Reason="ssm.rms_norm has groups of 65536 elements, of which a kernel rotates 32768 at most", {{.*}}ops="rms_norm hadamard"
+// GREEDY: [Missed] fuse {{.*}}Function=large {{.*}}Reason="ssm.rms_norm has groups of 65536 elements, of which a kernel rotates 32768 at most", {{.*}}ops="rms_norm hadamard"
+func.func @large(%x: tensor<?x65536xf32>, %w: tensor<65536xf32>) -> tensor<?x65536xf32> {
+  %0 = ssm.rms_norm %x, %w : tensor<?x65536xf32>, tensor<65536xf32> -> tensor<?x65536xf32>
+  %1 = ssm.hadamard %0 {block = 64 : i64} : tensor<?x65536xf32> -> tensor<?x65536xf32>
+  return %1 : tensor<?x65536xf32>
+}
+
+// A second transform has a kernel of its own.
+// DP: [Passed] fuse {{.*}}Function=twice {{.*}}ops="rms_norm hadamard"
+// GREEDY: [Missed] fuse {{.*}}Function=twice {{.*}}Reason="ssm.hadamard and ssm.hadamard cannot share a kernel", {{.*}}ops="rms_norm hadamard silu hadamard"
+func.func @twice(%x: tensor<?x64xf32>, %w: tensor<64xf32>) -> tensor<?x64xf32> {
+  %0 = ssm.rms_norm %x, %w : tensor<?x64xf32>, tensor<64xf32> -> tensor<?x64xf32>
+  %1 = ssm.hadamard %0 {block = 64 : i64} : tensor<?x64xf32> -> tensor<?x64xf32>
+  %2 = ssm.silu %1 : tensor<?x64xf32>
+  %3 = ssm.hadamard %2 {block = 64 : i64} : tensor<?x64xf32> -> tensor<?x64xf32>
+  return %3 : tensor<?x64xf32>
+}
+
+// So has one of the sums of a norm.
+// DP: [Missed] fuse {{.*}}Function=sums {{.*}}Reason="a further result of the anchor is used in the region", {{.*}}ops="rms_norm hadamard"
+// GREEDY: [Missed] fuse {{.*}}Function=sums {{.*}}Reason="a further result of the anchor is used in the region", {{.*}}ops="rms_norm hadamard"
+func.func @sums(%x: tensor<?x64xf32>, %w: tensor<64xf32>) -> (tensor<?x64xf32>, tensor<?x64xf32>) {
+  %0, %s = ssm.rms_norm %x, %w residual(%x : tensor<?x64xf32>) : tensor<?x64xf32>, tensor<64xf32> -> tensor<?x64xf32>, tensor<?x64xf32>
+  %1 = ssm.hadamard %s {block = 64 : i64} : tensor<?x64xf32> -> tensor<?x64xf32>
+  return %0, %1 : tensor<?x64xf32>, tensor<?x64xf32>
 }
 
 //--- static.mlir

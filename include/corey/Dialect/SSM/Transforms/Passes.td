@@ -96,8 +96,10 @@ def SSMFuse : Pass<"ssm-fuse", "::mlir::func::FuncOp"> {
   let description = [{
     Goes over the ops of every block in order and groups neighbours into
     `ssm.fused`. What no emitter could make one kernel of is never considered (see
-    FusionPlan.h): a region has at most one op that is not pointwise, and what lies
-    between its ops is used nowhere else. Pointwise ops are moved next to their
+    FusionPlan.h): a region has at most one op that is not pointwise, but for a
+    `ssm.hadamard` of what an `ssm.rms_norm` makes, whose blocks divide the groups that
+    are normalised, of 32768 elements at most; and what lies between the ops of a
+    region is used nowhere else. Pointwise ops are moved next to their
     first use beforehand, and what is added to a projection becomes its residual.
 
     `score=paper` is the published score, normalised over the chain,
@@ -114,7 +116,9 @@ def SSMFuse : Pass<"ssm-fuse", "::mlir::func::FuncOp"> {
     sum of scores (`paper`), or the least predicted time (`physical`).
 
     Every candidate is a remark of category `ssm-fuse` with the terms of its score:
-    passed if it was accepted, missed with a reason if not.
+    passed if it was accepted, missed with a reason if not. The least predicted time
+    is sought among all regions there can be: of those, the accepted ones are remarks,
+    and pairs of a norm and a transform that stay apart.
 
     ```mlir
     func.func @main(%u: tensor<?x?x64xf32>, %delta: tensor<?x?x64xf32>, %A: tensor<64x16xf32>,
@@ -183,6 +187,37 @@ def SSMFuse : Pass<"ssm-fuse", "::mlir::func::FuncOp"> {
       %1 = ssm.projection %0, %w residual(%x : tensor<?x64xf32>)
           : tensor<?x64xf32>, tensor<64x64xf32> -> tensor<?x64xf32>
       return %1 : tensor<?x64xf32>
+    }
+    ```
+
+    A norm can end with a Hadamard transform, so that what is normalised is in memory
+    in rotated form only:
+
+    ```mlir
+    func.func @main(%x: tensor<?x96xf32>, %w: tensor<96xf32>, %gate: tensor<?x96xf32>)
+        -> tensor<?x96xf32> {
+      %0 = ssm.rms_norm %x, %w : tensor<?x96xf32>, tensor<96xf32> -> tensor<?x96xf32>
+      %1 = ssm.mul %0, %gate : tensor<?x96xf32>, tensor<?x96xf32>
+      %2 = ssm.hadamard %1 {block = 32 : i64} : tensor<?x96xf32> -> tensor<?x96xf32>
+      return %2 : tensor<?x96xf32>
+    }
+    ```
+
+    becomes, with `strategy=dp score=physical`,
+
+    ```mlir
+    func.func @main(%x: tensor<?x96xf32>, %w: tensor<96xf32>, %gate: tensor<?x96xf32>)
+        -> tensor<?x96xf32> {
+      %0 = ssm.fused ins(%x, %w, %gate : tensor<?x96xf32>, tensor<96xf32>, tensor<?x96xf32>)
+          score(<entropy = 0.5, intensity = 0.9219, memory = 0.0, score = 0.5799, threshold = 0.0>)
+          -> tensor<?x96xf32> {
+      ^bb0(%in: tensor<?x96xf32>, %weight: tensor<96xf32>, %by: tensor<?x96xf32>):
+        %1 = ssm.rms_norm %in, %weight : tensor<?x96xf32>, tensor<96xf32> -> tensor<?x96xf32>
+        %2 = ssm.mul %1, %by : tensor<?x96xf32>, tensor<?x96xf32>
+        %3 = ssm.hadamard %2 {block = 32 : i64} : tensor<?x96xf32> -> tensor<?x96xf32>
+        ssm.yield %3 : tensor<?x96xf32>
+      }
+      return %0 : tensor<?x96xf32>
     }
     ```
 
