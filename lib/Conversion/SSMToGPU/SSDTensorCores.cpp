@@ -23,9 +23,9 @@
 //   - of the last, some warps copy tiles of x, B and C to shared memory, and
 //     one a head makes the factors of a tile's decays, for all others.
 //
-// The weights of M are powers of differences, so that nothing overflows: within
-// a square of 16 x 16 on the diagonal computed for each pair, off it by two
-// factors that meet at the first row of the square.
+// The weights of M are powers of differences, so that nothing overflows: for
+// two tokens of the same 16 computed for each pair, else by two factors that
+// meet at the first of the later token's 16.
 //
 // Cut into segments, a first kernel computes each segment's own state at its
 // end; the second starts each from the sum of what its predecessors leave, as
@@ -48,13 +48,24 @@ constexpr int64_t kTokens = 64, kSlice = 64, kWarp = 32, kGroup = 128;
 /// The axis of tokens of x, z and y, counted from the end.
 constexpr int64_t kTokenAxis = 3;
 
+/// Where a tile's rows of C, and with them the rows of M and the columns of
+/// Y^T, lie: in eights, one from the start and one from the end by turns. A
+/// warp has two eights of M, which below the diagonal has as much of any such
+/// pair.
+constexpr int64_t tokensAt(int64_t eight) {
+  return eight % 2 ? 7 - eight / 2 : eight / 2;
+}
+constexpr int64_t eightOf(int64_t tokens) {
+  return tokens < 4 ? 2 * tokens : 15 - 2 * tokens;
+}
+
 /// Offsets, in 4-byte words, into what a tile's decays come to.
 struct Factors {
   static constexpr int64_t
-      // cs, 2^(cs - cs of the row's square), 2^cs, dt.
+      // cs, 2^(cs - cs of the first of its 16 tokens), 2^cs, dt.
       kSum = 0,
       kRow = 64, kPower = 128, kStep = 192,
-      // For squares of rows from 16, 32 and 48: 2^(cs of the square - cs) dt.
+      // For the tokens from 16, 32 and 48: 2^(cs of that - cs) dt.
       kColumn = 256,
       // 2^(cs_l - cs) dt, two tokens a word in the type of x; 2^cs_l.
       kState = 448, kDecay = 480, kBytes = 2048;
@@ -341,7 +352,7 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
         int64_t offset;
         // Pieces that a row has: others are left as they are, or zero.
         Val isThere;
-        bool fills;
+        bool fills, isReordered;
       };
       SmallVector<Source> sources;
       int64_t number = 0;
@@ -349,7 +360,8 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
         if (number++ % t.copiers() == copier)
           sources.push_back(make());
       };
-      auto addStates = [&](const DeviceTensor &tensor, int64_t offset) {
+      auto addStates = [&](const DeviceTensor &tensor, int64_t offset,
+                           bool isReordered) {
         for (int64_t panel = 0; panel < t.panels(); ++panel)
           add([&] {
             int64_t first = panel * Tile::kColumns;
@@ -358,26 +370,27 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
             Source source{tensor.at({batch64, row0 + k.toI64(row), groupIndex},
                                     at),
                           tensor.stride(1), offset + panel * Tile::bytes(kTokens),
-                          Val(), false};
+                          Val(), false, isReordered};
             if (columns < Tile::kColumns)
               source.isThere = piece < double(columns / 8);
             return source;
           });
       };
-      addStates(B, 0);
+      addStates(B, 0, false);
       for (int64_t unit = 0; unit < t.units; ++unit)
         add([&] {
           Val channel = sliceOfUnit(k.i32(unit)) * double(kSlice) + piece * 8.0;
           Source source{
               x.at({batch64, row0 + k.toI64(row), headOf(indexOfUnit(k.i32(unit)))},
                    k.min(channel, k.i32(t.channels - 8))),
-              x.stride(1), inputsOffset + unit * t.inputBytes(), Val(), true};
+              x.stride(1), inputsOffset + unit * t.inputBytes(), Val(), true,
+              false};
           if (t.channels % kSlice)
             source.isThere = channel < double(t.channels);
           return source;
         });
       if (!isStates)
-        addStates(C, t.stateBytes());
+        addStates(C, t.stateBytes(), true);
       // Where a row's piece goes: rows are four apart, and so every second has
       // the same permutation.
       Val within = row * double(Tile::kRowBytes);
@@ -405,8 +418,11 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
                   count = k.select(there, k.i32(16), k.i32(0));
                   from = k.select(there, from, source.pointer);
                 }
-                copyAsync16(k, stage + (r / 4 % 2 ? odd : even),
-                            source.offset + r * Tile::kRowBytes, from, count);
+                int64_t at = r;
+                if (source.isReordered)
+                  at = 8 * eightOf(r / 8) + r % 8;
+                copyAsync16(k, stage + (r % 8 ? odd : even),
+                            source.offset + at * Tile::kRowBytes, from, count);
               }
             };
             if (source.isThere && !source.fills)
@@ -550,6 +566,76 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
       Vals skips;
       for (int64_t h = 0; D && !hasChannelSkip && h < t.heads(); ++h)
         skips.push_back(D.loadScalar({}, headOf(k.i32(h))));
+      /// The rows of warp `w`, eights of tokens w and 7 - w, of M for all heads.
+      auto weighRows = [&](Turn turn, ArrayRef<Val> products, int64_t w) {
+        for (int64_t h = 0; h < t.heads(); ++h) {
+          Val f = factorsAt(turn.stage, k.i32(h));
+          Val rowsFrom = k.offset(f, g8 * 4.0), columnsFrom = k.offset(f, t4 * 8.0);
+          auto loadPair = [&](int64_t words) {
+            return k.unpack(k.load(k.offset(columnsFrom, 4 * words),
+                                   k.packedType(k.f32Type(), 2)),
+                            k.f32Type(), 2);
+          };
+          // Everything is loaded before anything is stored: stores keep loads
+          // from moving up.
+          struct Eight {
+            int64_t half, rows, columns;
+            Vals values;
+          };
+          SmallVector<Eight> eights;
+          for (int64_t half = 0; half < 2; ++half) {
+            int64_t rows = tokensAt(2 * w + half);
+            Val sum = k.load(k.offset(rowsFrom, 4 * (Factors::kSum + 8 * rows)),
+                             k.f32Type());
+            Val factor;
+            if (rows >= 2)
+              factor = k.load(k.offset(rowsFrom, 4 * (Factors::kRow + 8 * rows)),
+                              k.f32Type());
+            for (int64_t columns = 0; columns <= rows; ++columns) {
+              ArrayRef<Val> own = products.slice(4 * columns + 2 * half, 2);
+              Eight eight{half, rows, columns, {}};
+              if (columns / 2 < rows / 2) {
+                Vals pair = loadPair(Factors::kColumn + 64 * (rows / 2 - 1) +
+                                     8 * columns);
+                for (int64_t c = 0; c < 2; ++c)
+                  eight.values.push_back(own[c] * (factor * pair[c]));
+              } else {
+                Vals from = loadPair(Factors::kSum + 8 * columns);
+                Vals steps = loadPair(Factors::kStep + 8 * columns);
+                for (int64_t c = 0; c < 2; ++c) {
+                  Val value = own[c] * (k.ex2(sum - from[c]) * steps[c]);
+                  if (columns == rows) {
+                    Val column = t4 * 2.0 + double(c);
+                    value = k.select(column <= g8, value, k.f32(0));
+                    if (!skips.empty())
+                      value = k.select(column == g8, value + skips[h], value);
+                  }
+                  eight.values.push_back(value);
+                }
+              }
+              eights.push_back(std::move(eight));
+            }
+          }
+          // Nine eights: the last twelve slots' rest repeat the last one.
+          Val tile = memory + (turn.stage * double(t.heads()) + double(h)) *
+                                  double(t.weightBytes());
+          Val which = lane >> 3;
+          for (size_t first = 0; first < eights.size(); first += 4) {
+            Vals words;
+            Val row, piece;
+            for (size_t j = 0; j < 4; ++j) {
+              const Eight &eight = eights[std::min(first + j, eights.size() - 1)];
+              words.push_back(k.pack(eight.values, element));
+              Val ownRow = k.i32(8 * (2 * w + eight.half));
+              Val ownPiece = k.i32(eight.columns);
+              row = j ? k.select(which == double(j), ownRow, row) : ownRow;
+              piece = j ? k.select(which == double(j), ownPiece, piece) : ownPiece;
+            }
+            storeMatrices(k, tilePiece(k, tile, row + (lane & 7), piece), words,
+                          false);
+          }
+        }
+      };
       forTiles({}, [&](Val, Turn turn, ArrayRef<Val>) -> Vals {
         Val stage = stageAt(turn.stage);
         waitBarrier(k, full(turn.stage), turn.phase);
@@ -565,70 +651,8 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
         Vals products = startProducts(k, kTokens, steps, {}, element);
         waitBarrier(k, factored(turn.stage), turn.phase);
         products = waitProducts(k, 0, products);
-        // The warp has 16 rows; squares of 16 columns.
-        auto square = [&](int64_t column, int64_t h, bool isDiagonal) {
-          Val f = factorsAt(turn.stage, k.i32(h));
-          auto loadPair = [&](Val from, int64_t words) {
-            return k.unpack(k.load(k.offset(from, 4 * words),
-                                   k.packedType(k.f32Type(), 2)),
-                            k.f32Type(), 2);
-          };
-          auto loadRow = [&](int64_t words, int64_t half) {
-            Val from = k.offset(f, (warp * 16.0 + g8) * 4.0);
-            return k.load(k.offset(from, 4 * (words + 8 * half)), k.f32Type());
-          };
-          Val columnsFrom = k.offset(f, t4 * 8.0);
-          ArrayRef<Val> own = ArrayRef(products).slice(8 * column, 8);
-          Vals words;
-          int64_t first = isDiagonal ? Factors::kSum : Factors::kRow;
-          Val rows[2] = {loadRow(first, 0), loadRow(first, 1)};
-          Vals pairs[2], stepPairs[2];
-          for (int64_t j = 0; j < 2; ++j) {
-            int64_t at = 16 * column + 8 * j;
-            if (isDiagonal) {
-              pairs[j] = loadPair(columnsFrom, Factors::kSum + at);
-              stepPairs[j] = loadPair(columnsFrom, Factors::kStep + at);
-            } else {
-              pairs[j] = loadPair(
-                  k.offset(columnsFrom, (warp - 1.0) * double(4 * kTokens)),
-                  Factors::kColumn + at);
-            }
-          }
-          for (int64_t q = 0; q < 4; ++q) {
-            int64_t j = q >> 1;
-            Vals values;
-            for (int64_t c = 0; c < 2; ++c) {
-              Val value = own[2 * q + c];
-              if (!isDiagonal) {
-                values.push_back(value * (rows[q & 1] * pairs[j][c]));
-                continue;
-              }
-              Val i = g8 + double(8 * (q & 1));
-              Val column = t4 * 2.0 + double(8 * j + c);
-              value = k.select(column <= i,
-                               value * k.ex2(rows[q & 1] - pairs[j][c]) *
-                                   stepPairs[j][c],
-                               k.f32(0));
-              if (!skips.empty())
-                value = k.select(column == i, value + skips[h], value);
-              values.push_back(value);
-            }
-            words.push_back(k.pack(values, element));
-          }
-          Val i = warp * 16.0 + (((lane >> 3) & 1) << 3) + (lane & 7);
-          Val piece = (lane >> 4) + double(2 * column);
-          Val tile = memory + (turn.stage * double(t.heads()) + double(h)) *
-                                  double(t.weightBytes());
-          storeMatrices(k, tilePiece(k, tile, i, piece), words, false);
-        };
-        for (int64_t column = 0; column < 4; ++column) {
-          auto all = [&](bool isDiagonal) {
-            for (int64_t h = 0; h < t.heads(); ++h)
-              square(column, h, isDiagonal);
-          };
-          k.ifThen(warp > double(column), [&] { all(false); });
-          k.ifThen(warp == double(column), [&] { all(true); });
-        }
+        for (int64_t w = 0; w < 4; ++w)
+          k.ifThen(warp == double(w), [&] { weighRows(turn, products, w); });
         fenceForProducts(k);
         k.syncWarp();
         k.ifThen(lane == 0.0, [&] { arrive(k, weighted(turn.stage)); });
@@ -715,9 +739,7 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
 
       Val staging, stagingMemory;
       if (!isStates) {
-        stagingMemory = k.offset(
-            outputsMemory, unit * double(t.outputBytes()) +
-                               warp * double(t.outputBytes() / 4));
+        stagingMemory = k.offset(outputsMemory, unit * double(t.outputBytes()));
         staging = sharedAddress(k, stagingMemory);
       }
       /// x^T of the warp's channels as an operand.
@@ -789,11 +811,12 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
         return;
       }
 
-      // Where outputs are written: lanes have half a row of 16 channels each.
+      // Where outputs are written: a warp has 16 tokens of all channels, four at
+      // a time, so that whole lines go out.
       constexpr int64_t kRows = 4, kWidth = 8;
-      Val outputRow = lane >> 1, outputHalf = lane & 1;
+      Val outputRow = warp * 16.0 + (lane >> 3);
       Val outputChannel =
-          slice * double(kSlice) + warp * 16.0 + outputHalf * double(kWidth);
+          slice * double(kSlice) + (lane & 7) * double(kWidth);
       Val safeChannel = k.min(outputChannel, k.i32(t.channels - kWidth));
       Val writes = isLive;
       if (t.channels % kSlice)
@@ -808,38 +831,61 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
       if (hasChannelSkip)
         channelSkips = D.elements({head}, safeChannel, kWidth, 1);
 
-      auto writeOutputs = [&](ArrayRef<Val> sumsOfTile, Val tileIndex) {
-        // The warp's 64 rows of 32 bytes, halves permuted.
-        auto half = [&](Val row, Val which) {
-          return row * 32.0 + ((which ^ ((row >> 2) & 1)) << 4);
-        };
-        k.syncWarp();
+      // Barriers of the block have the first numbers.
+      auto syncGroup = [&] {
+        for (int64_t u = 0; u < t.units; ++u)
+          k.ifThen(unit == double(u), [&] { k.syncNamed(2 + u, kGroup); });
+      };
+      /// Turns outputs of a tile round in shared memory.
+      auto stageOutputs = [&](ArrayRef<Val> sumsOfTile) {
+        syncGroup();
         for (int64_t q = 0; q < 4; ++q) {
           Vals words;
           for (int64_t j = 0; j < 4; ++j)
             words.push_back(
                 k.pack(sumsOfTile.slice(8 * q + 2 * j, 2), element));
-          Val row = ((lane >> 4) << 3) + (lane & 7) + double(16 * q);
-          storeMatrices(k, staging + half(row, (lane >> 3) & 1), words, true);
+          Val eight = k.select(lane < 16.0, k.i32(tokensAt(2 * q)),
+                               k.i32(tokensAt(2 * q + 1)));
+          Val row = (eight << 3) + (lane & 7);
+          Val piece = warp * 2.0 + ((lane >> 3) & 1);
+          storeMatrices(k, tilePiece(k, staging, row, piece), words, true);
         }
-        k.syncWarp();
+        syncGroup();
+      };
+      /// Writes them, a tile later: meanwhile products are under way.
+      auto writeOutputs = [&](Val tileIndex) {
         Val token = tileIndex * double(kTokens);
         Vals packed;
         for (int64_t r = 0; r < kRows; ++r)
-          packed.push_back(
-              k.load(k.offset(stagingMemory,
-                              half(outputRow + double(16 * r), outputHalf)),
-                     k.packedType(element, kWidth)));
-        for (int64_t r = 0; r < kRows; ++r) {
-          Val row = token + outputRow + double(16 * r);
-          k.ifThen(writes & (row < length), [&] {
-            if (isPlain) {
-              k.store(packed[r],
-                      k.offset(outputPointer,
-                               k.toI64(token + double(16 * r)) *
-                                   plainOutput.stride(1)));
-              return;
+          packed.push_back(k.load(
+              k.offset(stagingMemory, tilePiece(k, k.i32(0),
+                                                outputRow + double(4 * r),
+                                                lane & 7)),
+              k.packedType(element, kWidth)));
+        if (isPlain) {
+          Val first = k.offset(outputPointer,
+                               k.toI64(token) * plainOutput.stride(1));
+          auto rowsFrom = [&](bool isWhole) {
+            Val pointer = first;
+            for (int64_t r = 0; r < kRows; ++r) {
+              if (isWhole)
+                k.store(packed[r], pointer);
+              else
+                k.ifThen(token + outputRow + double(4 * r) < length,
+                         [&] { k.store(packed[r], pointer); });
+              pointer = k.offset(pointer, plainOutput.stride(1) * 4.0);
             }
+          };
+          k.ifThen(writes, [&] {
+            k.ifElse(
+                token + double(kTokens) <= length, [&] { rowsFrom(true); },
+                [&] { rowsFrom(false); });
+          });
+          return;
+        }
+        for (int64_t r = 0; r < kRows; ++r) {
+          Val row = token + outputRow + double(4 * r);
+          k.ifThen(writes & (row < length), [&] {
             Vals values = k.unpack(packed[r], element, kWidth);
             Val row64 = row0 + k.toI64(row);
             if (hasChannelSkip) {
@@ -899,12 +945,19 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
         waitBarrier(k, factored(turn.stage), turn.phase);
         Val decay = k.load(k.offset(f, 4 * Factors::kDecay), k.f32Type());
         Vals scaled;
-        for (Val s : in)
-          scaled.push_back(s * decay);
-        for (int64_t first = 0; first < t.states; first += most) {
-          int64_t columns = std::min(t.states - first, most);
-          SmallVector<ProductStep> steps;
-          for (int64_t n = first; n < first + columns; n += 16) {
+        auto scaleState = [&] {
+          for (Val s : in)
+            scaled.push_back(s * decay);
+        };
+        if (!isWide)
+          scaleState();
+        SmallVector<SmallVector<ProductStep>> parts;
+        auto packPart = [&](int64_t first) {
+          if (first >= t.states)
+            return;
+          SmallVector<ProductStep> &steps = parts.emplace_back();
+          for (int64_t n = first; n < std::min(first + most, t.states);
+               n += 16) {
             Vals words;
             for (int64_t j = 0; j < 4; ++j)
               words.push_back(k.pack(in.slice(n / 2 + 2 * j, 2), element));
@@ -913,15 +966,25 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
                              {c, n / Tile::kColumns * Tile::bytes(kTokens) +
                                      n % Tile::kColumns * 2}});
           }
-          if (first)
+        };
+        // S is not even read while a product is under way: the assembler would
+        // wait for that.
+        packPart(0);
+        packPart(most);
+        for (int64_t first = 0; first < t.states; first += most) {
+          if (first) {
             sumsOfTile = waitProducts(k, 0, sumsOfTile);
-          sumsOfTile = startProducts(k, kTokens, steps, sumsOfTile, element);
+            packPart(first + most);
+          }
+          sumsOfTile = startProducts(k, kTokens, parts[first / most],
+                                     sumsOfTile, element);
         }
+        k.ifThen(i > 0.0, [&] { writeOutputs(tileAt(i - 1.0)); });
         auto scaleOutputs = [&] {
           Val from = k.offset(f, t4 * 8.0);
           for (int64_t q = 0; q < 8; ++q) {
             Vals power =
-                k.unpack(k.load(k.offset(from, 4 * (Factors::kPower + 8 * q)),
+                k.unpack(k.load(k.offset(from, 4 * (Factors::kPower + 8 * tokensAt(q))),
                                 k.packedType(k.f32Type(), 2)),
                          k.f32Type(), 2);
             for (int64_t j = 0; j < 4; ++j)
@@ -945,11 +1008,12 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
           // Few registers are left: outputs first.
           sumsOfTile = waitProducts(k, 0, sumsOfTile);
           scaleOutputs();
+          scaleState();
           startInner();
           startState();
           sumsOfTile =
               waitProducts(k, static_cast<int64_t>(pieces.size()), sumsOfTile);
-          writeOutputs(sumsOfTile, tileAt(i));
+          stageOutputs(sumsOfTile);
           next = waitProducts(k, 0, next);
           release(turn);
           return next;
@@ -963,9 +1027,10 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
         llvm::append_range(all, next);
         all = waitProducts(k, 0, all);
         release(turn);
-        writeOutputs(ArrayRef(all).take_front(kTokens / 2), tileAt(i));
+        stageOutputs(ArrayRef(all).take_front(kTokens / 2));
         return Vals(ArrayRef(all).drop_front(kTokens / 2));
       });
+      k.ifThen(count > 0.0, [&] { writeOutputs(endTile - 1.0); });
 
       if (final)
         k.ifThen(isLive & (segment == lastSegment), [&] {
