@@ -272,6 +272,18 @@ TEST_F(CUDAExecutableTest, ScansTakeVariantsAndChunks) {
   EXPECT_EQ(channels, (std::vector<int64_t>{64, 64, 16, 16, 8}));
   EXPECT_EQ(tiles, (std::vector<int64_t>{8, 8, 64, 32, 64}));
   EXPECT_EQ(resident, (std::vector<int64_t>{4, 4, 1, 1, 1}));
+  // Segments of an SSD are blocks of their own.
+  scheduler::Problem ssd;
+  ssd.op = scheduler::OpKind::SSD;
+  ssd.channels = 16;
+  ssd.headDim = 64;
+  ssd.states = 256;
+  bool hasGeneric = false;
+  for (const scheduler::Variant &variant : scanVariants(Device::CUDA, ssd)) {
+    EXPECT_TRUE(variant.segmented || variant.byRule) << variant.name;
+    hasGeneric |= variant.name == "generic";
+  }
+  EXPECT_TRUE(hasGeneric);
 
   std::shared_ptr<Executable> program = compile(kScan);
   std::vector<Tensor> inputs = scanInputs(256), outputs;

@@ -1152,6 +1152,184 @@ TEST(PolicyTest, CostModelAgainstEveryChunk) {
   }
 }
 
+namespace {
+/// A query of an SSD with a kernel whose blocks have two heads, or one where
+/// there are many states, on a device of 132 units.
+Asked askedSSD(int64_t batch, int64_t length, int64_t heads, int64_t states,
+               int64_t groups = 1) {
+  Asked asked(length);
+  asked.device = {"cuda-sm_90", 132};
+  Problem &p = asked.query.problem;
+  p.op = OpKind::SSD;
+  p.type = ElementType::BF16;
+  p.batch = batch;
+  p.channels = heads;
+  p.headDim = 64;
+  p.states = states;
+  p.groups = groups;
+  Variant &v = asked.variants[0];
+  v.name = "tensor_core";
+  v.itemChannels = states <= 128 ? 2 : 1;
+  v.tile = v.granularity = 64;
+  v.segmented = true;
+  return asked;
+}
+} // namespace
+
+/// Where no model is known: beside the numbers of segments that a sweep on an
+/// H200 found best.
+TEST(PolicyTest, SegmentsFillTheDeviceWithoutAModel) {
+  PolicyContext context;
+  context.model = std::make_shared<CostModel>();
+  context.table = std::make_shared<ChunkTable>();
+  auto policy = parsed("measured", context);
+  struct {
+    int64_t batch, length, heads, states, groups, segments, best;
+  } const cases[] = {{1, 4096, 80, 128, 1, 3, 3},
+                     {8, 4096, 80, 128, 1, 1, 1},
+                     {1, 65536, 80, 128, 1, 3, 3},
+                     {2, 8192, 128, 128, 8, 1, 1},
+                     {1, 4096, 16, 256, 1, 8, 8},
+                     {1, 16384, 16, 256, 1, 8, 8},
+                     {8, 4096, 16, 256, 1, 1, 1},
+                     {1, 1024, 16, 256, 1, 8, 8},
+                     {1, 997, 16, 256, 1, 8, 8},
+                     {16, 512, 16, 256, 1, 1, 1},
+                     // 15.0 us in place of 14.8.
+                     {1, 256, 16, 256, 1, 2, 1},
+                     {4, 541, 16, 256, 1, 2, 2},
+                     {4, 256, 16, 256, 1, 1, 1},
+                     {2, 512, 16, 256, 1, 4, 4},
+                     {8, 1024, 16, 256, 1, 1, 1},
+                     {16, 256, 16, 256, 1, 1, 1},
+                     {32, 256, 16, 256, 1, 1, 1},
+                     {2, 293, 16, 256, 1, 3, 3},
+                     {4, 2048, 16, 256, 1, 2, 2},
+                     {2, 1321, 16, 256, 1, 4, 4},
+                     {4, 1024, 16, 256, 1, 2, 2},
+                     {1, 1, 16, 256, 1, 1, 1},
+                     // Half of the device is full: 66 blocks are, 67 are more.
+                     {1, 4096, 66, 256, 1, 2, 2},
+                     {1, 4096, 67, 256, 1, 1, 1},
+                     // Blocks of one group: 2 times 34 of 67 heads each.
+                     {1, 4096, 134, 128, 2, 1, 1},
+                     {1, 4096, 132, 128, 2, 2, 2}};
+  int misses = 0;
+  for (const auto &c : cases) {
+    Asked asked = askedSSD(c.batch, c.length, c.heads, c.states, c.groups);
+    Decision d = asked(*policy);
+    int64_t segments = (c.length + d.chunk - 1) / d.chunk;
+    EXPECT_EQ(c.segments, segments)
+        << c.batch << ", " << c.length << ", " << c.heads << ", " << c.states;
+    EXPECT_EQ(segments > 1 ? Reason::Filled : Reason::NoModel, d.reason);
+    EXPECT_TRUE(d.chunk >= c.length || (d.chunk % 64 == 0 && d.chunk >= 128));
+    EXPECT_TRUE(std::isnan(d.predictedMs));
+    EXPECT_FALSE(d.usedData);
+    misses += segments != c.best;
+    if (segments > 1)
+      EXPECT_EQ("no cost model for the device, which " +
+                    std::to_string(segments) + " segments fill",
+                d.explain());
+  }
+  EXPECT_EQ(1, misses);
+  // Units of the call, not of the device.
+  Asked asked = askedSSD(1, 4096, 16, 256);
+  asked.query.units = 64;
+  EXPECT_EQ(1024, asked(*policy).chunk);
+  asked.query.units = 0;
+  // Two blocks of a multiprocessor at a time.
+  asked.variants[0].resident = 2;
+  EXPECT_EQ(256, asked(*policy).chunk);
+  // One by rule stands for the next.
+  asked = askedSSD(1, 4096, 16, 256);
+  asked.variants.insert(asked.variants.begin(), Variant());
+  asked.variants[0].byRule = true;
+  Decision d = asked(*policy);
+  EXPECT_EQ(512, d.chunk);
+  EXPECT_EQ(1, d.variant);
+  // Of a kernel that cannot be cut, and of another op, nothing is known.
+  asked = askedSSD(1, 4096, 16, 256);
+  asked.variants[0].segmented = false;
+  EXPECT_EQ(Reason::NoModel, asked(*policy).reason);
+  asked = askedSSD(1, 4096, 16, 256);
+  asked.query.problem.op = OpKind::SelectiveScan;
+  EXPECT_EQ(Reason::NoModel, asked(*policy).reason);
+}
+
+/// A model that follows the times of segments: what is chosen, beside the best
+/// of all multiples of the tile.
+TEST(PolicyTest, SegmentsByTheCostModel) {
+  ModelEntry entry;
+  entry.device = "cuda-sm_90";
+  auto constant = [&](ModelTerm term) -> double & {
+    return entry.constants[static_cast<size_t>(term)];
+  };
+  constant(ModelTerm::Launch) = 1e-3;
+  constant(ModelTerm::Relaunch) = 1e-3;
+  constant(ModelTerm::Wave) = 6.7e-3;
+  constant(ModelTerm::Visit) = 1.49e-3;
+  constant(ModelTerm::SecondVisit) = 0.9e-3;
+  constant(ModelTerm::Gather) = 0.3e-3;
+  std::string constants;
+  for (int t = 0; t < kModelTerms; ++t) {
+    char number[64];
+    std::snprintf(number, sizeof number, "%s\"%s\": %.17g", t ? ", " : "",
+                  modelTermName(static_cast<ModelTerm>(t)),
+                  entry.constants[static_cast<size_t>(t)]);
+    constants += number;
+  }
+  Expected<CostModel> model = CostModel::parse(
+      R"({"schema": "corey-cost-model", "version": 1, "models": [
+        {"device": "cuda-sm_90", "op": "ssd", "dtype": "bf16",
+         "variant": "tensor_core", "constants_ms": {)" +
+      constants +
+      R"(}, "error": {"median": 0.1, "worst": 0.2, "mean_loss": 0,
+         "worst_loss": 0, "problems": 1, "measurements": 1}}]})");
+  ASSERT_TRUE(model) << model.status().toString();
+  PolicyContext context;
+  context.model = std::make_shared<CostModel>(*model);
+  auto policy = parsed("cost-model:margin=0", context);
+  Random random(7);
+  double worst = 0, sum = 0;
+  constexpr int kProblems = 300;
+  for (int i = 0; i < kProblems; ++i) {
+    Asked asked = askedSSD(1 + random.below(8), 1 + random.below(9000),
+                           1 + random.below(100), random.below(2) ? 128 : 256);
+    const Problem &p = asked.query.problem;
+    Decision d = asked(*policy);
+    ASSERT_EQ(Reason::Model, d.reason);
+    CostModel::Curve curve(model->models()[0], p, asked.variants[0], 132);
+    double best = curve.predict(0);
+    for (int64_t c = 64; c < p.length; c += 64)
+      best = std::min(best, curve.predict(c));
+    EXPECT_TRUE(d.chunk >= p.length || d.chunk % 64 == 0);
+    double more = curve.predict(d.chunk >= p.length ? 0 : d.chunk) / best - 1;
+    sum += more;
+    worst = std::max(worst, more);
+    EXPECT_LE(more, 0.25) << p.batch << ", " << p.length << ", " << p.channels
+                          << ", " << p.states;
+  }
+  std::printf("segments: above the best by %.2f %% in the mean, %.1f %% at "
+              "most\n",
+              100 * sum / kProblems, 100 * worst);
+  EXPECT_LE(sum / kProblems, 0.01);
+  // What a decision takes, and that it allocates nothing.
+  Asked asked = askedSSD(1, 4096, 16, 256);
+  constexpr int kCalls = 20000;
+  allocations = 0;
+  counting = true;
+  auto start = std::chrono::steady_clock::now();
+  int64_t chunks = 0;
+  for (int i = 0; i < kCalls; ++i)
+    chunks += asked(*policy).chunk;
+  auto time = std::chrono::steady_clock::now() - start;
+  counting = false;
+  EXPECT_EQ(0u, allocations.load());
+  EXPECT_EQ(kCalls * 512, chunks);
+  std::printf("segments: %.1f ns a decision\n",
+              std::chrono::duration<double, std::nano>(time).count() / kCalls);
+}
+
 //===----------------------------------------------------------------------===//
 // All of them
 //===----------------------------------------------------------------------===//
@@ -1171,7 +1349,7 @@ TEST(PolicyTest, EveryReasonHasWordsOfItsOwn) {
     ++count;
   }
   EXPECT_EQ(static_cast<size_t>(count), seen.size());
-  EXPECT_EQ(20, count);
+  EXPECT_EQ(21, count);
 }
 
 TEST(PolicyTest, DecisionsAllocateNothingAndTakeLittleTime) {
@@ -1318,6 +1496,23 @@ TEST(SiteTest, RequestsWinOverPolicies) {
   EXPECT_EQ(64, site.decide(1, 1000).chunk);
   EXPECT_EQ(0, site.report().requested);
   EXPECT_EQ(1u, site.report().switches);
+}
+
+TEST(SiteTest, RequestsAreOfWholeTiles) {
+  SiteInfo info;
+  info.variants.resize(2);
+  info.variants[0].granularity = 64;
+  info.variants[0].segmented = true;
+  Site site(info, parsed("static:64"));
+  site.setChunk(100);
+  EXPECT_EQ(128, site.decide(1, 1000).chunk);
+  EXPECT_EQ(100, site.decide(1, 100).chunk);
+  site.setChunk(128);
+  EXPECT_EQ(128, site.decide(1, 1000).chunk);
+  // Of another kernel.
+  site.setChunk(100);
+  site.setVariant(1);
+  EXPECT_EQ(100, site.decide(1, 1000).chunk);
 }
 
 TEST(SiteTest, SwitchesAreOfWhatRuns) {

@@ -176,6 +176,60 @@ TEST(Tuner, DefaultCandidatesAreThoseOfEveryVariant) {
   EXPECT_TRUE(defaultCandidates(makeProblem(), {}).empty());
 }
 
+TEST(Tuner, DefaultCandidatesOfAnSSDAreNumbersOfSegments) {
+  using Chunks = std::vector<int64_t>;
+  Problem problem = makeProblem(4096);
+  problem.op = OpKind::SSD;
+  problem.batch = 1;
+  problem.channels = 80;
+  problem.states = 128;
+  Variant variant = makeVariant("tensor_core", 64);
+  variant.itemChannels = 2;
+  variant.tile = 64;
+  variant.segmented = true;
+  auto candidates = [&](int64_t units, int64_t least = 16) {
+    Chunks chunks;
+    for (const Candidate &candidate :
+         defaultCandidates(problem, {variant}, least, units))
+      chunks.push_back(candidate.chunk);
+    return chunks;
+  };
+  // 64 tiles in 2, 3, 4, 6, 8, 12, 16 and 24 segments of 40 blocks: up to eight
+  // times 132.
+  EXPECT_EQ(candidates(132),
+            Chunks({0, 2048, 1408, 1024, 704, 512, 384, 256, 192}));
+  EXPECT_EQ(candidates(132, 500), Chunks({0, 2048, 1408, 1024, 704, 512}));
+  // Of any device: down to one tile.
+  EXPECT_EQ(candidates(0),
+            Chunks({0, 2048, 1408, 1024, 704, 512, 384, 256, 192, 128, 64}));
+  // 26 blocks: five segments fill the device, ten twice.
+  problem.channels = 52;
+  EXPECT_EQ(candidates(132), Chunks({0, 2048, 1408, 1024, 832, 704, 512, 448,
+                                     384, 256, 192, 128}));
+  // Ragged, and fewer tiles than segments.
+  problem.length = 293;
+  EXPECT_EQ(candidates(132), Chunks({0, 192, 128, 64}));
+  problem.length = 64;
+  EXPECT_EQ(candidates(132), Chunks({0}));
+  problem.length = 65;
+  EXPECT_EQ(candidates(132), Chunks({0, 64}));
+  problem.length = 0;
+  EXPECT_EQ(candidates(132), Chunks({0}));
+  // Of two groups of 13 heads: 14 blocks rather than 13.
+  problem.length = 1 << 20;
+  problem.channels = 26;
+  problem.groups = 2;
+  Chunks ofGroups = candidates(132);
+  EXPECT_EQ(1,
+            std::count(ofGroups.begin(), ofGroups.end(), (16384 + 8) / 9 * 64));
+  EXPECT_EQ(
+      0, std::count(ofGroups.begin(), ofGroups.end(), (16384 + 9) / 10 * 64));
+  // A kernel that walks chunks in order has powers of two.
+  variant.segmented = false;
+  problem.length = 300;
+  EXPECT_EQ(candidates(132), Chunks({0, 64, 128, 256}));
+}
+
 //===----------------------------------------------------------------------===//
 // Intervals
 //===----------------------------------------------------------------------===//

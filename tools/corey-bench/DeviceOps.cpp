@@ -9,6 +9,7 @@
 #include "corey/Device/CUDA.h"
 #include "corey/Scheduler/Tuner.h"
 #include "corey/ToolUtils.h"
+#include "llvm/Support/raw_ostream.h"
 #include <algorithm>
 #include <cmath>
 
@@ -199,7 +200,15 @@ corey::measureOnDevice(Context &context, const Workload &workload,
       if (chunk < 1 || chunk >= scan->length)
         continue;
       result.chunk = chunk;
-      if (Status status = measure(result); !status)
+      Status status = measure(result);
+      // The others can still be measured.
+      if (status.code() == StatusCode::OutOfMemory) {
+        llvm::errs() << "corey-bench: warning: chunk " << chunk << " of '"
+                     << variant.name << "' left out: " << status.message()
+                     << "\n";
+        continue;
+      }
+      if (!status)
         return status;
     }
   }

@@ -415,12 +415,6 @@ Status Suite::measure(const SuiteCase &c, CaseResult &result) {
 // Report
 //===----------------------------------------------------------------------===//
 
-/// JSON has no NaN: such a number is null.
-static llvm::json::Value number(double value) {
-  return std::isfinite(value) ? llvm::json::Value(value)
-                              : llvm::json::Value(nullptr);
-}
-
 static double geomean(const std::vector<double> &values) {
   double sum = 0;
   for (double value : values)
@@ -436,31 +430,31 @@ static llvm::json::Object toJSON(int64_t index, const CaseResult &r,
                             {"length", c.length},
                             {"bytes", floor.bytes},
                             {"flops", floor.flops},
-                            {"bytes_floor_us", number(floor.bytesUs)},
-                            {"flops_floor_us", number(floor.flopsUs)},
-                            {"floor_us", number(floor.us())},
+                            {"bytes_floor_us", jsonNumber(floor.bytesUs)},
+                            {"flops_floor_us", jsonNumber(floor.flopsUs)},
+                            {"floor_us", jsonNumber(floor.us())},
                             {"pass", r.passes()}};
   if (!r.status) {
     object["error"] = r.status.message();
     return object;
   }
-  object["median_us"] = number(r.medianUs);
-  object["low_us"] = number(r.lowUs);
-  object["high_us"] = number(r.highUs);
-  object["graph_us"] = number(r.graphUs);
-  object["warm_us"] = number(r.warmUs);
+  object["median_us"] = jsonNumber(r.medianUs);
+  object["low_us"] = jsonNumber(r.lowUs);
+  object["high_us"] = jsonNumber(r.highUs);
+  object["graph_us"] = jsonNumber(r.graphUs);
+  object["warm_us"] = jsonNumber(r.warmUs);
   object["repetitions"] = r.repetitions;
   object["pointer_sets"] = r.sets;
   object["chunk"] = r.ran.chunk >= c.length ? 0 : r.ran.chunk;
   object["variant"] = r.ran.variant;
   object["reason"] = r.ran.reason;
-  object["x_over_floor"] = number(r.medianUs / floor.us());
+  object["x_over_floor"] = jsonNumber(r.medianUs / floor.us());
   object["absolute_tolerance"] = c.absolute;
   object["match_ratio"] = std::min(r.y.ratio, r.states.ratio);
   object["y_match_ratio"] = r.y.ratio;
   object["state_match_ratio"] = r.states.ratio;
-  object["y_rel_l2_error"] = number(r.y.relativeL2);
-  object["state_rel_l2_error"] = number(r.states.relativeL2);
+  object["y_rel_l2_error"] = jsonNumber(r.y.relativeL2);
+  object["state_rel_l2_error"] = jsonNumber(r.states.relativeL2);
   object["y_max_abs_error"] = r.y.maxAbsolute;
   object["state_max_abs_error"] = r.states.maxAbsolute;
   return object;
@@ -644,10 +638,10 @@ int corey::runSol(int argc, char **argv) {
                                      {"bytes_per_second", machine->bytes},
                                      {"flops_per_second", 2 * machine->matrix}})
                                : llvm::json::Value(nullptr);
-    document["geomean_us"] = number(geomean(medians));
-    document["geomean_graph_us"] = number(geomean(graphs));
-    document["geomean_warm_us"] = number(geomean(warms));
-    document["geomean_floor_us"] = number(geomean(floors));
+    document["geomean_us"] = jsonNumber(geomean(medians));
+    document["geomean_graph_us"] = jsonNumber(geomean(graphs));
+    document["geomean_warm_us"] = jsonNumber(geomean(warms));
+    document["geomean_floor_us"] = jsonNumber(geomean(floors));
     document["all_pass"] = allPass;
     document["results"] = std::move(results);
     if (int failed = writeJSON(json, std::move(document)))

@@ -986,11 +986,19 @@ int corey::runSchedule(int argc, char **argv) {
       return reportError(kTool, report.status());
     // The chunk must not matter to the result.
     double error = 0;
-    for (int64_t chunk : {0, 8, 64, 100, 256}) {
-      Expected<double> own = (*runner)->error({chunk, 0});
-      if (!own)
-        return reportError(kTool, own.status());
-      error = std::max(error, *own);
+    for (size_t v = 0; v < site.variants.size(); ++v) {
+      const sched::Variant &variant = site.variants[v];
+      for (int64_t chunk : {0, 8, 64, 100, 256}) {
+        // One that cannot be cut has no multiple of its granularity below.
+        if (chunk && variant.granularity > 256)
+          break;
+        int64_t unit = std::max<int64_t>(variant.granularity, 1);
+        Expected<double> own = (*runner)->error(
+            {(chunk + unit - 1) / unit * unit, static_cast<int>(v)});
+        if (!own)
+          return reportError(kTool, own.status());
+        error = std::max(error, *own);
+      }
     }
 
     std::string op = sched::opKindName(problem.op);

@@ -522,6 +522,11 @@ static std::string driverVersion() {
   return "";
 }
 
+llvm::json::Value corey::jsonNumber(double value) {
+  return std::isfinite(value) ? llvm::json::Value(value)
+                              : llvm::json::Value(nullptr);
+}
+
 llvm::json::Object corey::describeRun(const std::string &target) {
   char date[32];
   std::time_t now = std::time(nullptr);

@@ -187,6 +187,8 @@ Expected<ObservedScan> measureObserved(Context &context,
                                        const std::string &policy,
                                        int64_t length, double budgetMs);
 
+/// JSON has no NaN and no infinity: such a number is null.
+llvm::json::Value jsonNumber(double value);
 /// What a JSON result says of where it comes from.
 llvm::json::Object describeRun(const std::string &target);
 /// Writes a document to a file, or to standard output for "-". Reports what

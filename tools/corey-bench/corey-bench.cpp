@@ -160,10 +160,10 @@ Status benchmarkOnDevice(const Case &c, const std::string &target,
     result["warm_us"] = each.warmUs;
     result["copy_cold_us"] = measured->copy.coldUs;
     result["copy_warm_us"] = measured->copy.warmUs;
-    result["rel_l2_error"] = each.relativeL2;
+    result["rel_l2_error"] = jsonNumber(each.relativeL2);
     if (c.op.hasChunks) {
-      result["y_rel_l2_error"] = each.errors[0];
-      result["state_rel_l2_error"] = each.errors[1];
+      result["y_rel_l2_error"] = jsonNumber(each.errors[0]);
+      result["state_rel_l2_error"] = jsonNumber(each.errors[1]);
     }
     if (isSSD)
       c.describeSSD(workload, result);
@@ -283,10 +283,10 @@ Status benchmarkOnHost(const Case &c, const std::string &target,
       result["min_ms"] = samples.front();
       result["max_ms"] = samples.back();
       result["runs"] = static_cast<int64_t>(samples.size());
-      result["rel_l2_error"] = error;
+      result["rel_l2_error"] = jsonNumber(error);
       if (c.op.hasChunks) {
-        result["y_rel_l2_error"] = (*differences)[0].relativeL2;
-        result["state_rel_l2_error"] = (*differences)[1].relativeL2;
+        result["y_rel_l2_error"] = jsonNumber((*differences)[0].relativeL2);
+        result["state_rel_l2_error"] = jsonNumber((*differences)[1].relativeL2);
       }
       if (c.op.name == "ssd")
         c.describeSSD(workload, result);

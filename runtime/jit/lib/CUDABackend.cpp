@@ -230,7 +230,16 @@ std::vector<scheduler::Variant>
 corey::scanVariantsOnCUDA(const scheduler::Problem &problem) {
   // A multiple of this is no chunk, but the whole of any sequence.
   constexpr int64_t kNoChunk = int64_t(1) << 40;
-  if (problem.op != scheduler::OpKind::SelectiveScan || problem.states < 1)
+  if (problem.op == scheduler::OpKind::SSD) {
+    // A block has one head, or a part of its channels.
+    scheduler::Variant generic;
+    generic.name = "generic";
+    generic.tile = 8;
+    generic.resident = 2;
+    generic.segmented = true;
+    return {generic};
+  }
+  if (problem.states < 1)
     return {scheduler::Variant()};
   std::vector<scheduler::Variant> list;
   for (const ScanVariantInfo &info :

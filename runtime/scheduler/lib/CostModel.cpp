@@ -56,6 +56,10 @@ const char *scheduler::modelTermName(ModelTerm term) {
     return "second_crowd";
   case ModelTerm::Wave:
     return "wave";
+  case ModelTerm::SecondVisit:
+    return "second_visit";
+  case ModelTerm::Gather:
+    return "gather";
   }
   return "unknown";
 }
@@ -83,8 +87,7 @@ struct ItemSizes {
         lanes(static_cast<double>(variant.itemChannels)),
         inner(lanes * static_cast<double>(problem.headDim)),
         work(inner * static_cast<double>(problem.states)),
-        items(static_cast<double>(problem.batch) *
-              ceilDivide(static_cast<double>(problem.channels), lanes)),
+        items(static_cast<double>(problem.batch) * itemsOf(problem, lanes)),
         tile(static_cast<double>(variant.tile)) {}
 
   /// A chunk as a number of tokens; 0 and what covers the sequence are its
@@ -95,6 +98,17 @@ struct ItemSizes {
   }
 
   double length, lanes, inner, work, items, tile;
+
+private:
+  /// Of a sequence, as unsplitItems().
+  static double itemsOf(const Problem &problem, double lanes) {
+    auto channels = static_cast<double>(problem.channels);
+    if (problem.op != OpKind::SSD || problem.groups <= 1 ||
+        problem.channels % problem.groups)
+      return ceilDivide(channels, lanes);
+    auto groups = static_cast<double>(problem.groups);
+    return groups * ceilDivide(channels / groups, lanes);
+  }
 };
 
 /// How items follow each other on the units of a device.
@@ -181,6 +195,8 @@ ModelVector scheduler::modelTerms(const Problem &problem,
   set(ModelTerm::SecondShare, split ? shares : 0);
   set(ModelTerm::SecondCrowd, split ? crowds : 0);
   set(ModelTerm::Wave, waves);
+  set(ModelTerm::SecondVisit, split ? waves * pieces.count : 0);
+  set(ModelTerm::Gather, split ? waves * segments : 0);
   return terms;
 }
 
@@ -191,33 +207,68 @@ static double dot(const ModelVector &a, const ModelVector &b) {
   return sum;
 }
 
+// Only some of the terms depend on the chunk, and a decision asks for many.
 CostModel::Curve::Curve(const ModelEntry &entry, const Problem &problem,
                         const Variant &variant, int64_t units)
-    : constants(entry.constants), problem(problem), variant(variant),
-      units(units) {
-  if (variant.segmented)
-    return;
-  // Only the pieces depend on the chunk: a decision asks for many.
+    : problem(problem), variant(variant), units(units) {
   auto constant = [&](ModelTerm term) {
-    return constants[static_cast<int>(term)];
+    return entry.constants[static_cast<int>(term)];
   };
   ItemSizes sizes(problem, variant);
-  Waves w(sizes.items, variant, units);
-  double waves = w.count;
-  base = constant(ModelTerm::Launch) + waves * constant(ModelTerm::Wave) +
-         sizes.length * (sizes.work * (waves * constant(ModelTerm::Token) +
-                                       w.shares * constant(ModelTerm::Share) +
-                                       w.crowds * constant(ModelTerm::Crowd)) +
-                         sizes.inner * waves * constant(ModelTerm::Channel));
-  perPiece = waves * (constant(ModelTerm::Piece) * sizes.work +
-                      constant(ModelTerm::Visit));
-  perSquare = waves * (constant(ModelTerm::Pair) * sizes.lanes +
-                       constant(ModelTerm::PairChannel) * sizes.inner);
+  perPiece =
+      constant(ModelTerm::Piece) * sizes.work + constant(ModelTerm::Visit);
+  perSquare = constant(ModelTerm::Pair) * sizes.lanes +
+              constant(ModelTerm::PairChannel) * sizes.inner;
+  perToken = constant(ModelTerm::Token) * sizes.work +
+             constant(ModelTerm::Channel) * sizes.inner;
+  perShare = constant(ModelTerm::Share) * sizes.work;
+  perCrowd = constant(ModelTerm::Crowd) * sizes.work;
+  base = constant(ModelTerm::Launch);
+  perWave = constant(ModelTerm::Wave);
+  items = sizes.items;
+  if (variant.segmented) {
+    split = constant(ModelTerm::Relaunch);
+    perSegment = constant(ModelTerm::Carry) *
+                     static_cast<double>(problem.batch * problem.channels *
+                                         problem.headDim * problem.states) +
+                 constant(ModelTerm::Chain);
+    perGather = constant(ModelTerm::Gather);
+    perSecond = constant(ModelTerm::Second) * sizes.work;
+    perSecondPiece = constant(ModelTerm::SecondVisit);
+    perSecondShare = constant(ModelTerm::SecondShare) * sizes.work;
+    perSecondCrowd = constant(ModelTerm::SecondCrowd) * sizes.work;
+    return;
+  }
+  Waves w(items, variant, units);
+  base += w.count * perWave +
+          sizes.length *
+              (w.count * perToken + w.shares * perShare + w.crowds * perCrowd);
+  perPiece *= w.count;
+  perSquare *= w.count;
+}
+
+double CostModel::Curve::predictSegmented(int64_t chunk) const {
+  auto length = static_cast<double>(std::max<int64_t>(problem.length, 0));
+  double c =
+      chunk > 0 && chunk < problem.length ? static_cast<double>(chunk) : length;
+  double segments = c > 0 ? ceilDivide(length, c) : 1;
+  Waves w(items * segments, variant, units);
+  Pieces pieces(c, c, static_cast<double>(variant.tile));
+  double ms = base +
+              w.count * (perWave + c * perToken + pieces.count * perPiece +
+                         pieces.squares * perSquare) +
+              c * (w.shares * perShare + w.crowds * perCrowd);
+  if (segments > 1)
+    ms += split + segments * perSegment +
+          w.count * (c * perSecond + pieces.count * perSecondPiece +
+                     segments * perGather) +
+          c * (w.shares * perSecondShare + w.crowds * perSecondCrowd);
+  return ms;
 }
 
 double CostModel::Curve::predict(int64_t chunk) const {
   if (variant.segmented)
-    return dot(constants, modelTerms(problem, variant, units, chunk));
+    return predictSegmented(chunk);
   auto length = static_cast<double>(std::max<int64_t>(problem.length, 0));
   double c =
       chunk > 0 && chunk < problem.length ? static_cast<double>(chunk) : length;
@@ -430,9 +481,13 @@ Expected<CostModel> CostModel::parse(std::string_view text,
     readKernelKind(object, entry.op, entry.type);
     entry.variant = object.name("variant");
     json::Object constants = object.object("constants_ms");
-    for (int term = 0; term < kModelTerms; ++term)
-      entry.constants[term] =
-          constants.number(modelTermName(static_cast<ModelTerm>(term)), 0);
+    for (int i = 0; i < kModelTerms; ++i) {
+      auto term = static_cast<ModelTerm>(i);
+      const char *name = modelTermName(term);
+      bool isLate = term == ModelTerm::SecondVisit || term == ModelTerm::Gather;
+      entry.constants[i] =
+          isLate ? constants.numberOr(name, 0, 0) : constants.number(name, 0);
+    }
     constants.finish();
     json::Object error = object.object("error");
     entry.error.median = error.number("median", 0);

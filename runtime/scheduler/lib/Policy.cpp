@@ -7,6 +7,7 @@
 #include "corey/Scheduler/Policy.h"
 #include "Json.h"
 #include "Shipped.h"
+#include "Splits.h"
 #include "corey/Scheduler/ChunkRule.h"
 #include <algorithm>
 #include <charconv>
@@ -64,6 +65,8 @@ std::string Decision::explain() const {
     return "predicted " + number(value) + " ms";
   case Reason::Measured:
     return "measured " + number(value) + " ms at length " + tokens;
+  case Reason::Filled:
+    return "no cost model for the device, which " + tokens + " segments fill";
   case Reason::NoStatistics:
     return "no statistics yet";
   case Reason::NotFinite:
@@ -375,6 +378,39 @@ private:
 // Times
 //===----------------------------------------------------------------------===//
 
+/// What is mostly best where nothing is known but the sizes: segments of an SSD
+/// that just fill the device once, as one more would start another wave, and
+/// none where it is filled more than half anyway. As measured on an H200 with a
+/// kernel that goes twice over what it splits.
+static Decision fillDevice(const Query &query) {
+  // Two tiles at least, as the second pass costs more than half of the first;
+  // and eight of the sequence, unless most of the device would idle.
+  constexpr int64_t kLeastTokens = 2 * 64, kShort = 8 * 64;
+  Decision decision = unsplit(query, Reason::NoModel);
+  const Problem &p = query.problem;
+  if (p.op != OpKind::SSD)
+    return decision;
+  // The first stands for what is to run; one by rule, for the next.
+  int v = query.numVariants > 1 && query.variants[0].byRule ? 1 : 0;
+  const Variant &variant = query.variants[v];
+  if (!variant.segmented)
+    return decision;
+  Splits splits(p, variant, unitsOf(query));
+  int64_t segments = splits.slots / splits.blocks;
+  if (segments < 2 || (p.length < kShort && splits.blocks > splits.slots / 4))
+    return decision;
+  int64_t chunk =
+      std::max(splits.chunkOf(segments),
+               Splits::divide(kLeastTokens, splits.unit) * splits.unit);
+  if (chunk >= p.length)
+    return decision;
+  decision.chunk = chunk;
+  decision.variant = v;
+  decision.reason = Reason::Filled;
+  decision.other = Splits::divide(p.length, chunk);
+  return decision;
+}
+
 /// The least predicted time over the chunks that can be best.
 class CostModelPolicy : public Policy {
 public:
@@ -413,6 +449,14 @@ private:
         whole.variant = v;
       }
       consider(0);
+      if (variant.segmented && p.op == OpKind::SSD) {
+        // More than fill the device twice only carry more, but where the last
+        // wave of many is not full, a few may.
+        Splits splits(p, variant, unitsOf(query));
+        splits.forEachChunk(
+            std::max<int64_t>(2 * splits.slots / splits.blocks, 3), consider);
+        continue;
+      }
       // Where one item walks all chunks, a chunk of a tile or more only adds
       // pieces.
       int64_t end =
@@ -445,7 +489,7 @@ private:
       }
     }
     if (bestMs != bestMs)
-      return best;
+      return fillDevice(query);
     if (!(bestMs < unsplitMs * (1 - margin))) {
       best = whole;
       bestMs = unsplitMs;

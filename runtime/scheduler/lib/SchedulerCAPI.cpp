@@ -399,7 +399,7 @@ corey_sched_status corey_sched_tune(const corey_sched_site *site, int64_t batch,
   options.budgetMs = budget_ms;
   Expected<TableEntry> entry = tune(
       info.device, problem, info.variants,
-      defaultCandidates(problem, info.variants),
+      defaultCandidates(problem, info.variants, 16, info.device.units),
       [&](const Candidate &candidate) -> Expected<double> {
         double ms = measure(user, candidate.chunk, candidate.variant);
         if (!(ms >= 0))

@@ -422,13 +422,13 @@ scheduler::simulate(const SiteInfo &info, const std::vector<TracePrompt> &trace,
     run.report.decisionNs = median(costs);
   }
 
-  // The oracle may take any power of two.
+  // The oracle may take any chunk that a tuner tries.
   for (auto &[length, candidates] : shapes) {
     Problem problem = info.problem;
     problem.batch = 1;
     problem.length = length;
-    for (const Candidate &candidate :
-         defaultCandidates(problem, info.variants, options.leastChunk))
+    for (const Candidate &candidate : defaultCandidates(
+             problem, info.variants, options.leastChunk, info.device.units))
       want(length, candidate);
     if (Status status = measureShape(problem, candidates, measure, options, g);
         !status)
@@ -499,8 +499,8 @@ Expected<SizesSimulation> scheduler::simulateSizes(
       addCandidate(candidates, candidateOf(decision, problem.length));
       result.policies[p].decisions.push_back(decision);
     }
-    for (const Candidate &candidate :
-         defaultCandidates(problem, info.variants, options.leastChunk))
+    for (const Candidate &candidate : defaultCandidates(
+             problem, info.variants, options.leastChunk, info.device.units))
       addCandidate(candidates, candidate);
     if (Status status = measureShape(problem, candidates, measure, options, g);
         !status)

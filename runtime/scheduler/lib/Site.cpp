@@ -58,6 +58,15 @@ Decision Site::decide(int64_t batch, int64_t length, int64_t units) {
   }
   if (requestedVariant >= 0)
     decision.variant = requestedVariant;
+  // A caller may ask for what the kernel cannot have, or for a kernel that the
+  // policy did not think of.
+  if (decision.variant < query.numVariants) {
+    const Variant &variant = query.variants[decision.variant];
+    int64_t granularity = std::max<int64_t>(variant.granularity, 1);
+    if (variant.segmented && decision.chunk < length &&
+        decision.chunk % granularity)
+      decision.chunk += granularity - decision.chunk % granularity;
+  }
   // Beyond the end of the sequence all chunks are one.
   auto effective = [](const Decision &d, int64_t length) {
     return std::min(d.chunk, std::max<int64_t>(length, 1));

@@ -35,11 +35,19 @@ corey::scheduler::defaultCandidates(const Problem &problem,
     int64_t granularity = std::max<int64_t>(variants[i].granularity, 1);
     result.push_back({0, variant});
     if (problem.op == OpKind::SSD && variants[i].segmented) {
-      Splits(problem, variants[i], units)
-          .forEachChunk(problem.length, [&](int64_t chunk) {
-            if (chunk >= least)
-              result.push_back({chunk, variant});
-          });
+      // Segments that fill the device more often than that only carry more, and
+      // take memory.
+      constexpr int64_t kMostWaves = 8;
+      Splits splits(problem, variants[i], units);
+      int64_t most = splits.tiles;
+      if (units > 0)
+        most = std::min(
+            most,
+            std::max<int64_t>(kMostWaves * splits.slots / splits.blocks, 3));
+      splits.forEachChunk(most, [&](int64_t chunk) {
+        if (chunk >= least)
+          result.push_back({chunk, variant});
+      });
       continue;
     }
     int64_t last = 0;

@@ -21,7 +21,7 @@ namespace corey::scheduler {
 ///
 ///   c      the chunk, at most L; L where unsplit
 ///   S      segments: ceil(L / c) if the variant is segmented, else 1
-///   items  B ceil(channels / itemChannels) S
+///   items  S times those of unsplit sequences, unsplitItems()
 ///   waves  ceil(items / (units * resident))
 ///   shares items of a unit at a time, summed over waves: `resident` in all but
 ///          the last, where those that are left are spread evenly, rounded up
@@ -65,9 +65,14 @@ enum class ModelTerm {
   SecondShare,
   SecondCrowd,
   /// waves: what an item does before its first token and after its last
-  Wave
+  Wave,
+  /// waves pieces if S > 1: as Second, of a pass in whole tiles
+  SecondVisit,
+  /// waves S if S > 1: items that take together themselves what earlier
+  /// segments carry
+  Gather
 };
-constexpr int kModelTerms = 16;
+constexpr int kModelTerms = 18;
 using ModelVector = std::array<double, kModelTerms>;
 /// "launch", "token", ...: the keys of the constants in files.
 const char *modelTermName(ModelTerm term);
@@ -96,7 +101,8 @@ struct ModelEntry {
   ModelError error;
 };
 
-/// Predicts the time of a scan. As a JSON file:
+/// Predicts the time of a scan. As a JSON file, where constants of
+/// `second_visit` and `gather`, which came later, may be left out:
 ///
 ///   {"schema": "corey-cost-model", "version": 1, "models": [
 ///     {"device": "cpu-znver1", "op": "ssd", "dtype": "f32",
@@ -116,8 +122,9 @@ public:
   using VariantOf = std::function<Expected<Variant>(const TableEntry &entry,
                                                     std::string_view name)>;
   /// Fits a model per device, op, dtype and variant to the measurements of
-  /// `table` of more than one token: least squares of relative errors, constants
-  /// not negative. Errors: InvalidArgument for an empty table; those of `variantOf`.
+  /// `table` of more than one token: least squares of relative errors,
+  /// constants not negative. Errors: InvalidArgument for an empty table; those
+  /// of `variantOf`.
   static Expected<CostModel> fit(const ChunkTable &table,
                                  const VariantOf &variantOf);
 
@@ -136,13 +143,23 @@ public:
     double predict(int64_t chunk) const;
 
   private:
-    const ModelVector &constants;
+    double predictSegmented(int64_t chunk) const;
+
     const Problem &problem;
     const Variant &variant;
     int64_t units;
     /// Where one item walks all chunks: the time without pieces, that of a
-    /// piece, and that of a pair of its tokens.
-    double base = 0, perPiece = 0, perSquare = 0;
+    /// piece, and that of a pair of its tokens. Where segments are items: the
+    /// time that comes once, and in a wave that of a piece, of a pair, of the
+    /// wave, of a token, of a share and of a crowd.
+    double base = 0, perPiece = 0, perSquare = 0, perWave = 0, perToken = 0,
+           perShare = 0, perCrowd = 0;
+    /// Of what comes for several segments: the time without them, of a segment
+    /// and of one of a wave, of a token, a piece, a share and a crowd.
+    double split = 0, perSegment = 0, perGather = 0, perSecond = 0,
+           perSecondPiece = 0, perSecondShare = 0, perSecondCrowd = 0;
+    /// Items of unsplit sequences.
+    double items = 0;
   };
 
   /// Entries of `other` replace those of the same key.

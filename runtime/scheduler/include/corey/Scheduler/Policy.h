@@ -59,6 +59,9 @@ enum class Reason : uint8_t {
   GuardNoGain,
   Model,
   Measured,
+  /// No model of a kernel whose segments are work items: as many as fill the
+  /// device.
+  Filled,
   /// Nothing to decide on.
   NoStatistics,
   NotFinite,
@@ -144,7 +147,10 @@ struct PolicyContext {
 ///   table                 ordered rules of a file (file=, else the papers':
 ///                         up to 50 tokens 128, else 512)
 ///   cost-model            the least predicted time; unsplit unless another is
-///                         predicted to be margin=0.05 faster
+///                         predicted to be margin=0.05 faster. Without a model
+///                         of the device, an SSD that segments can be work
+///                         items of is cut into as many as just fill the device
+///                         once, of two tiles of 64 tokens or more
 ///   measured              the chunk table; where it has no entry, inner=
 ///                         [cost-model]; file= in place of the default table
 ///

@@ -44,10 +44,11 @@ using Measure = std::function<Expected<double>(const Candidate &)>;
 /// below the length, and unsplit, of every variant. Where segments of an SSD
 /// are work items of their own, in place of powers of two the chunks of at
 /// least `least` that give 2, 3, 4, 6, 8, 12, ... segments, or as many as just
-/// fill `units` of a device once or twice.
+/// fill the units of the device once or twice, and no more than fill them eight
+/// times; 0 stands for any number of units.
 std::vector<Candidate> defaultCandidates(const Problem &problem,
                                          const std::vector<Variant> &variants,
-                                         int64_t least = 16, int64_t units = 1);
+                                         int64_t least = 16, int64_t units = 0);
 
 /// Measures the candidates of `problem` against one another. The unsplit case
 /// of every variant that occurs is added if it is missing. Batches of the entry
