@@ -36,6 +36,7 @@
 
 #include "GPULowering.h"
 #include "WarpGroup.h"
+#include "corey/Conversion/SSMToGPU/SSMToGPU.h"
 #include "llvm/Support/ErrorHandling.h"
 
 using namespace mlir;
@@ -1078,12 +1079,25 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
   k.launch(e.gridOf(e.mul(segmentCount, perSegment), sequences.count));
 }
 
+/// Whether a head has sizes that the tiles are made for.
+static bool hasTiling(int64_t channels, int64_t states) {
+  return channels > 0 && channels % 8 == 0 && channels <= 2 * kSlice &&
+         states > 0 && states % 16 == 0 && states <= 256;
+}
+
+std::optional<ScanVariantInfo>
+corey::getSSDTensorVariant(bool is16Bit, int64_t channels, int64_t states) {
+  if (!is16Bit || !hasTiling(channels, states))
+    return std::nullopt;
+  return ScanVariantInfo{"tensor_core",
+                         SSDTensorTiling(channels, states).heads(), kTokens, 1,
+                         true};
+}
+
 bool corey::fitsTensorCores(const GPULowering &lowering, SSDOp op) {
   if (!lowering.target.hasWarpGroups)
     return false;
   auto x = cast<RankedTensorType>(op.getX().getType());
-  int64_t channels = x.getDimSize(3);
-  int64_t states = cast<RankedTensorType>(op.getB().getType()).getDimSize(3);
   if (!x.getElementType().isF16() && !x.getElementType().isBF16())
     return false;
   for (Value tensor : {op.getX(), op.getB(), op.getC()})
@@ -1091,8 +1105,8 @@ bool corey::fitsTensorCores(const GPULowering &lowering, SSDOp op) {
             x.getElementType() ||
         lowering.isComputed(tensor) || rowAlignment(tensor) < 8)
       return false;
-  return channels % 8 == 0 && channels <= 128 && states % 16 == 0 &&
-         states <= 256;
+  return hasTiling(x.getDimSize(3),
+                   cast<RankedTensorType>(op.getB().getType()).getDimSize(3));
 }
 
 void corey::emitSSDOnTensorCores(GPULowering &lowering, SSDOp op,

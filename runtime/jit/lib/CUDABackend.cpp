@@ -231,13 +231,23 @@ corey::scanVariantsOnCUDA(const scheduler::Problem &problem) {
   // A multiple of this is no chunk, but the whole of any sequence.
   constexpr int64_t kNoChunk = int64_t(1) << 40;
   if (problem.op == scheduler::OpKind::SSD) {
+    scheduler::Variant variant;
+    variant.segmented = true;
+    bool is16Bit = problem.type == scheduler::ElementType::F16 ||
+                   problem.type == scheduler::ElementType::BF16;
+    if (auto info = getSSDTensorVariant(is16Bit, problem.headDim,
+                                        problem.states)) {
+      variant.name = info->name.str();
+      variant.itemChannels = info->channels;
+      variant.tile = variant.granularity = info->tile;
+      variant.resident = info->resident;
+      return {variant};
+    }
     // A block has one head, or a part of its channels.
-    scheduler::Variant generic;
-    generic.name = "generic";
-    generic.tile = 8;
-    generic.resident = 2;
-    generic.segmented = true;
-    return {generic};
+    variant.name = "generic";
+    variant.tile = 8;
+    variant.resident = 2;
+    return {variant};
   }
   if (problem.states < 1)
     return {scheduler::Variant()};
