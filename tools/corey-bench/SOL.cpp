@@ -179,6 +179,9 @@ class Suite {
 public:
   static Expected<Suite> create(Context &context, const Settings &settings);
   Status measure(const SuiteCase &c, CaseResult &result);
+  /// Microseconds that the clock shows for nothing: part of every time but the
+  /// warm ones.
+  Expected<double> measureNothing();
 
 private:
   /// Tensors of their own for a repetition.
@@ -313,6 +316,14 @@ Suite::sample(const std::function<Status(int i, void *stream)> &call,
       times.push_back(*ms);
   }
   return times;
+}
+
+Expected<double> Suite::measureNothing() {
+  Expected<std::vector<double>> times =
+      sample([](int, void *) { return Status::ok(); }, 5, 50);
+  if (!times)
+    return times.takeStatus();
+  return timingOf(*times).median * 1e3;
 }
 
 Status Suite::measure(const SuiteCase &c, CaseResult &result) {
@@ -576,6 +587,10 @@ int corey::runSol(int argc, char **argv) {
   if (!suite)
     return reportError(kTool, suite.status());
 
+  Expected<double> nothing = suite->measureNothing();
+  if (!nothing)
+    return reportError(kTool, nothing.status());
+
   bool print = json != "-";
   if (print)
     llvm::outs() << "case   B    L  median us   graph us    warm us  chunk "
@@ -638,6 +653,7 @@ int corey::runSol(int argc, char **argv) {
                                      {"bytes_per_second", machine->bytes},
                                      {"flops_per_second", 2 * machine->matrix}})
                                : llvm::json::Value(nullptr);
+    document["empty_us"] = jsonNumber(*nothing);
     document["geomean_us"] = jsonNumber(geomean(medians));
     document["geomean_graph_us"] = jsonNumber(geomean(graphs));
     document["geomean_warm_us"] = jsonNumber(geomean(warms));
