@@ -162,6 +162,54 @@ Workload corey::makeScan(const WorkloadOptions &options) {
   return w;
 }
 
+namespace {
+/// The operands of an ssd with softplus and one D a head.
+struct SSDOperands {
+  Tensor x, dt, A, B, C, D, bias;
+  std::optional<Tensor> z, initialStates;
+};
+} // namespace
+
+/// What it makes of them, in float64 and in parallel: y and the final states.
+static std::vector<Tensor> ssdReference(const SSDOperands &operands) {
+  int64_t B = operands.x.dim(0), L = operands.x.dim(1), H = operands.x.dim(2),
+          P = operands.x.dim(3), G = operands.B.dim(2), N = operands.B.dim(3);
+  std::vector<double> x = widen(operands.x), dt = widen(operands.dt),
+                      A = widen(operands.A), b = widen(operands.B),
+                      c = widen(operands.C), skip = widen(operands.D),
+                      bias = widen(operands.bias), z, y(B * L * H * P);
+  if (operands.z)
+    z = widen(*operands.z);
+  Tensor states = *Tensor::empty(DType::F64, {B, H, P, N});
+  double *S = states.dataAs<double>();
+  if (operands.initialStates) {
+    std::vector<double> initial = widen(*operands.initialStates);
+    std::copy(initial.begin(), initial.end(), S);
+  } else {
+    std::fill(S, S + B * H * P * N, 0.0);
+  }
+  llvm::parallelFor(0, size_t(B * H), [&](size_t item) {
+    int64_t batch = int64_t(item) / H, h = int64_t(item) % H;
+    for (int64_t t = 0; t < L; ++t) {
+      int64_t token = batch * L + t;
+      double step = softplus(dt[token * H + h] + bias[h]);
+      double decay = std::exp(step * A[h]);
+      const double *Bt = &b[(token * G + h / (H / G)) * N];
+      const double *Ct = &c[(token * G + h / (H / G)) * N];
+      for (int64_t p = 0; p < P; ++p) {
+        int64_t i = (token * H + h) * P + p;
+        double *s = S + ((batch * H + h) * P + p) * N, sum = skip[h] * x[i];
+        for (int64_t n = 0; n < N; ++n) {
+          s[n] = decay * s[n] + step * x[i] * Bt[n];
+          sum += s[n] * Ct[n];
+        }
+        y[i] = z.empty() ? sum : sum * silu(z[i]);
+      }
+    }
+  });
+  return {fromDoubles(y, {B, L, H, P}), states};
+}
+
 Workload corey::makeSSD(const WorkloadOptions &options) {
   int64_t B = options.shape[0], L = options.shape[1], H = options.shape[2],
           P = options.shape[3], N = options.shape[4], G = options.shape[5];
@@ -196,28 +244,15 @@ Workload corey::makeSSD(const WorkloadOptions &options) {
   w.exponentials = tokens * H * 32.0;
   if (!options.reference)
     return w;
-  std::vector<std::vector<double>> in;
-  for (const Tensor &t : w.inputs)
-    in.push_back(widen(t));
-  std::vector<double> y(B * L * H * P), S(B * H * P * N, 0.0);
-  for (int64_t b = 0; b < B; ++b)
-    for (int64_t t = 0; t < L; ++t)
-      for (int64_t h = 0; h < H; ++h) {
-        double step = softplus(in[1][(b * L + t) * H + h] + in[6][h]);
-        double decay = std::exp(step * in[2][h]);
-        const double *Bt = &in[3][((b * L + t) * G + h / (H / G)) * N];
-        const double *Ct = &in[4][((b * L + t) * G + h / (H / G)) * N];
-        for (int64_t p = 0; p < P; ++p) {
-          int64_t i = ((b * L + t) * H + h) * P + p;
-          double *s = &S[((b * H + h) * P + p) * N], sum = in[5][h] * in[0][i];
-          for (int64_t n = 0; n < N; ++n) {
-            s[n] = decay * s[n] + step * in[0][i] * Bt[n];
-            sum += s[n] * Ct[n];
-          }
-          y[i] = sum;
-        }
-      }
-  w.expected = {fromDoubles(y, {B, L, H, P}), fromDoubles(S, {B, H, P, N})};
+  w.expected = ssdReference({w.inputs[0],
+                             w.inputs[1],
+                             w.inputs[2],
+                             w.inputs[3],
+                             w.inputs[4],
+                             w.inputs[5],
+                             w.inputs[6],
+                             {},
+                             {}});
   return w;
 }
 
@@ -259,6 +294,53 @@ Workload corey::makeStep(const WorkloadOptions &options) {
   w.expected = scanReference({w.inputs[0], w.inputs[1], w.inputs[2],
                               w.inputs[3], w.inputs[4], w.inputs[5],
                               w.inputs[6], w.inputs[7], w.inputs[8]});
+  return w;
+}
+
+Workload corey::makeSSDStep(const WorkloadOptions &options) {
+  int64_t B = options.shape[0], H = options.shape[1], P = options.shape[2],
+          N = options.shape[3], G = options.shape[4];
+  DType dt = options.dtype;
+  Workload w;
+  w.inputs = {
+      *randomTensor(dt, {B, 1, H, P}, 1),
+      *randomTensor(dt, {B, 1, H}, 2, 0.0, 0.5),
+      filled(DType::F32, {H},
+             [&](int64_t i) { return -(1.0 + double(i) * 15.0 / double(H)); }),
+      *randomTensor(dt, {B, 1, G, N}, 3),
+      *randomTensor(dt, {B, 1, G, N}, 4),
+      *randomTensor(DType::F32, {H}, 5),
+      *randomTensor(DType::F32, {H}, 7, -4.0, 0.5),
+      *randomTensor(dt, {B, 1, H, P}, 6),
+      *randomTensor(DType::F32, {B, H, P, N}, 8)};
+  std::string element = elementName(dt), rest = "x" + element + ">";
+  std::string x = "tensor<?x1x" + std::to_string(H) + "x" + std::to_string(P) +
+                  rest,
+              dts = "tensor<?x1x" + std::to_string(H) + rest,
+              bc = "tensor<?x1x" + std::to_string(G) + "x" + std::to_string(N) +
+                   rest,
+              vec = tensorType({H}, 0, "f32"),
+              state = tensorType({B, H, P, N}, 1, "f32");
+  w.program = "func.func @main(%x: " + x + ", %dt: " + dts + ", %A: " + vec +
+              ", %B: " + bc + ", %C: " + bc + ", %D: " + vec +
+              ", %bias: " + vec + ", %z: " + x + ", %s0: " + state + ") -> (" +
+              x + ", " + state + ") {\n  %y, %s = ssm.ssd %x dt(%dt : " + dts +
+              ") A(%A : " + vec + ") B(%B) C(%C) D(%D : " + vec +
+              ") z(%z : " + x + ") dt_bias(%bias : " + vec +
+              ") initial_states(%s0 : " + state + ") {dt_softplus} : " + x +
+              ", " + bc + ", " + bc + " -> " + x + ", " + state +
+              "\n  return %y, %s : " + x + ", " + state + "\n}\n";
+  double sequences = double(B), size = dtypeSize(dt);
+  w.bytes =
+      sequences * (size * (3.0 * H * P + H + 2.0 * G * N) + 8.0 * H * P * N) +
+      12.0 * H;
+  w.flops = sequences * H * P * (5.0 * N + 4.0);
+  w.exponentials = sequences * H * (P + 2.0);
+  if (!options.reference)
+    return w;
+  w.expected = ssdReference({w.inputs[0], w.inputs[1], w.inputs[2], w.inputs[3],
+                             w.inputs[4], w.inputs[5], w.inputs[6], w.inputs[7],
+                             w.inputs[8]});
   return w;
 }
 
