@@ -22,11 +22,11 @@ using namespace corey;
 using namespace corey::ssm;
 
 static constexpr int64_t kThreads = 128, kWarps = kThreads / 32;
-/// Blocks that a multiprocessor runs at a time, by the registers of a thread;
-/// more states to a vector take more of B and C.
-static constexpr int64_t kMinBlocks = 8, kMinBlocks16 = 6;
-/// Vectors of states of a lane.
-static constexpr int64_t kVectors = 8;
+/// Blocks that a multiprocessor runs at a time, by the registers of a thread:
+/// inputs of 32 bits take more.
+static constexpr int64_t kMinBlocks = 8, kMinBlocks32 = 6;
+/// States of a lane: with these threads, 128 KB of a multiprocessor in f32.
+static constexpr int64_t kStates = 32;
 /// Bytes of a vector.
 static constexpr int64_t kVectorBytes = 16;
 
@@ -62,7 +62,8 @@ struct StepTiling {
     lanes = std::min<int64_t>(
         llvm::PowerOf2Ceil(llvm::divideCeil(states, vector)), 32);
     vectors = llvm::divideCeil(states, vector * lanes);
-    rows = llvm::bit_floor<uint64_t>(std::max<int64_t>(kVectors / vectors, 1));
+    rows = llvm::bit_floor<uint64_t>(
+        std::max<int64_t>(kStates / (vector * vectors), 1));
     // No lanes for channels that are not there, if those that are have more.
     while (rows > 1 && rowsPerWarp() / 2 >= channels)
       rows /= 2;
@@ -91,8 +92,10 @@ void corey::emitSSDStep(GPULowering &e, SSDOp op,
   bool isWhole = t.vector * t.lanes * t.vectors == count;
   bool isDecay = static_cast<bool>(op.getDecay());
 
+  bool isWide = xType.getElementTypeBitWidth() > 16 ||
+                bType.getElementTypeBitWidth() > 16;
   KernelBuilder k(e.host, e.loc, e.kernels, "ssd_step",
-                  {kThreads, t.vector > 4 ? kMinBlocks16 : kMinBlocks});
+                  {kThreads, isWide ? kMinBlocks32 : kMinBlocks});
   InputStream x(e, k, op.getX()), z(e, k, op.getZ());
   InputStream dt(e, k, isDecay ? op.getDecay() : op.getDt());
   DeviceTensor A(e, k, e.buffer(op.getA())), D(e, k, e.buffer(op.getD()));
