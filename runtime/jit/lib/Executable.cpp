@@ -169,6 +169,8 @@ int findUpdatedArgument(mlir::func::FuncOp function, unsigned index) {
   if (fused)
     result = fused.getBody().front().getTerminator()->getOperand(
         llvm::cast<mlir::OpResult>(result).getResultNumber());
+  if (!result.getDefiningOp())
+    return -1;
   mlir::Value pool =
       llvm::TypeSwitch<mlir::Operation *, mlir::Value>(result.getDefiningOp())
           .Case<ssm::SelectiveScanOp, ssm::CausalConvOp>([&](auto op) {

@@ -1,12 +1,18 @@
-// States that lie in a pool: text, bytecode, inferred shapes, canonical form.
+// States that lie in a pool: text, bytecode, shapes, canonical form.
 
 // RUN: corey-opt %s --verify-roundtrip | FileCheck %s
 // RUN: corey-opt %s -mlir-print-op-generic | corey-opt | FileCheck %s
 // RUN: corey-opt %s --emit-bytecode | corey-opt | FileCheck %s
 // RUN: corey-opt %s --canonicalize | FileCheck %s --check-prefix=CANON
-// RUN: corey-opt %s --reify-result-shapes | FileCheck %s --check-prefix=REIFY
+// RUN: corey-opt %s --ssm-shape-functions --canonicalize --cse | FileCheck %s --check-prefix=SHAPES
 
-// The pool has a size of its own, and so has the result.
+// The pool has a size of its own, which is the result's: that of argument 3,
+// dimension 9. There are as many slots, dimension 12, as sequences.
+// SHAPES-LABEL: func.func @scan.shapes(
+// SHAPES-SAME: %[[IN:.+]]: memref<?xindex>, %[[OUT:.+]]: memref<?xindex>)
+// SHAPES-SAME: [4, 0, 0, 0, "B"]
+// SHAPES-DAG: %[[R:.+]] = memref.load %[[IN]][%c9]
+// SHAPES: memref.store %[[R]], %[[OUT]][%c3]
 // CHECK-LABEL: func.func @scan(
 // CHECK-SAME: %[[POOL:[a-z0-9_]+]]: tensor<?x8x4xbf16>, %[[SLOTS:[a-z0-9_]+]]: tensor<?xi32>
 // CHECK: ssm.selective_scan {{.+}} initial_state(%[[POOL]] : tensor<?x8x4xbf16>) slots(%[[SLOTS]] : tensor<?xi32>) {delta_softplus} :
