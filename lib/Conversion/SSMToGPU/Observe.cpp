@@ -221,7 +221,9 @@ struct Moments {
           }
           return counts;
         },
-        [&] { return Vals{sums[1], sums[2], sums[3]}; });
+        [&] {
+          return Vals{sums[1], sums[2], sums[3]};
+        });
     std::copy(others.begin(), others.end(), sums.begin() + 1);
     return sums;
   }
@@ -571,7 +573,9 @@ void ObserveKernels::emitHistogram() {
               }
               return {below, above};
             },
-            [&]() -> Vals { return {so[0], so[1]}; });
+            [&]() -> Vals {
+              return {so[0], so[1]};
+            });
         Val beyond = so[2];
         for (auto [value, isFinite] : llvm::zip_equal(piece.x, piece.isFinite))
           beyond = beyond + ones(isFinite & (k.abs(k.toF64(value)) > bound));

@@ -80,8 +80,7 @@ const char *corey_version(void);
 /* Of the last failed call on this thread; "" if there was none. */
 const char *corey_last_error(void);
 
-/* `device` is "cpu", "cuda" or "cuda:<number>"; `threads` of 0 takes every
- * processor. */
+/* `device` is "cpu", "cuda" or "cuda:<number>"; `threads` of 0 takes every processor. */
 corey_status corey_context_create(const char *device, int32_t threads,
                                   corey_context **context);
 void corey_context_destroy(corey_context *context);
@@ -135,9 +134,8 @@ corey_status corey_output_shapes(corey_executable *executable,
                                  const char *function,
                                  const corey_tensor *inputs, size_t num_inputs,
                                  int64_t *sizes, size_t capacity);
-/* Runs a function on the caller's tensors; see corey::Executable::run. A pool
- * of states is updated in place where its input and its output are one tensor.
- */
+/* Runs a function on the caller's tensors; see corey::Executable::run. A pool of
+ * states is updated in place where its input and its output are one tensor. */
 corey_status corey_run(corey_executable *executable, const char *function,
                        const corey_tensor *inputs, size_t num_inputs,
                        const corey_tensor *outputs, size_t num_outputs);
