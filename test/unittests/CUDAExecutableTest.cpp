@@ -502,6 +502,59 @@ func.func @main(%ids: tensor<?x?xi64>, %table: tensor<10x8xf32>) -> tensor<?x?x8
   ASSERT_OK(program->run("main", inputs, outputs));
 }
 
+// A pool given for input and output is not copied; slots that it does not have
+// are reported as others are.
+TEST_F(CUDAExecutableTest, PoolsAreUpdatedInPlace) {
+  std::shared_ptr<Executable> program = compile(R"(
+func.func @main(%x: tensor<?x1x8x64xbf16>, %d: tensor<?x1x8xf32>, %b: tensor<?x1x1x128xbf16>, %pool: tensor<?x8x64x128xf32>,
+                %slots: tensor<?xi32>) -> (tensor<?x1x8x64xbf16>, tensor<?x8x64x128xf32>) {
+  %y, %next = ssm.ssd %x decay(%d : tensor<?x1x8xf32>) B(%b) C(%b) initial_states(%pool : tensor<?x8x64x128xf32>)
+      slots(%slots : tensor<?xi32>)
+      : tensor<?x1x8x64xbf16>, tensor<?x1x1x128xbf16>, tensor<?x1x1x128xbf16> -> tensor<?x1x8x64xbf16>, tensor<?x8x64x128xf32>
+  return %y, %next : tensor<?x1x8x64xbf16>, tensor<?x8x64x128xf32>
+}
+)");
+  ASSERT_EQ(program->findFunction("main")->outputs[1].updatedInput, 3);
+  corey_fake_register("ssd_step", [](const Launch &) {});
+  auto zeros = [](DType type, std::vector<int64_t> shape) {
+    return take(Tensor::empty(type, std::move(shape), Device::cuda(), true));
+  };
+  std::vector<Tensor> inputs = {
+      zeros(DType::BF16, {2, 1, 8, 64}), zeros(DType::F32, {2, 1, 8}),
+      zeros(DType::BF16, {2, 1, 1, 128}), zeros(DType::F32, {5, 8, 64, 128}),
+      zeros(DType::I32, {2})};
+  std::vector<Tensor> outputs = take(program->makeOutputs("main", inputs));
+  EXPECT_EQ(outputs[1].shape(), inputs[3].shape());
+  auto copies = [&] {
+    corey_fake_reset_calls();
+    takeLaunches();
+    EXPECT_TRUE(program->run("main", inputs, outputs).isOk());
+    EXPECT_EQ(launched(), std::vector<std::string>{"ssd_step"});
+    return corey_fake_calls("cuMemcpyDtoDAsync") +
+           corey_fake_calls("cuMemcpy2DAsync");
+  };
+  EXPECT_EQ(copies(), 1u);
+  outputs[1] = inputs[3];
+  EXPECT_EQ(copies(), 0u);
+  // A tensor that kernels cannot take would be copied.
+  Tensor memory = zeros(DType::F32, {6 * 8 * 64 * 128});
+  Tensor shifted =
+      take(Tensor::view(memory.dataAs<float>() + 1, DType::F32, {5, 8, 64, 128},
+                        {}, Device::cuda(), memory.storage()));
+  std::vector<Tensor> others = inputs, targets = {outputs[0], shifted};
+  others[3] = shifted;
+  EXPECT_EQ(program->run("main", others, targets).code(),
+            StatusCode::InvalidArgument);
+  corey_fake_register("ssd_step", [](const Launch &launch) {
+    auto &error =
+        *reinterpret_cast<corey_rt_device_error *>(launch.arguments.at(23));
+    error = {3, 0, 6, 5, 0, 0};
+  });
+  EXPECT_STATUS(
+      program->run("main", inputs, outputs), InvalidArgument,
+      "@main: expected a slot below 5, the states of the pool, got 6");
+}
+
 //===----------------------------------------------------------------------===//
 // Exported programs
 //===----------------------------------------------------------------------===//

@@ -19,6 +19,7 @@
 #include <dlfcn.h>
 #include <limits>
 #include <map>
+#include <sys/mman.h>
 #include <thread>
 #include <unistd.h>
 
@@ -430,6 +431,177 @@ TEST(RunErrors, Outputs) {
       "output 'y': expected memory of its own, got an overlap with input 'v'");
   // Neighbours do not overlap.
   EXPECT_TRUE(run({take(large.slice(0, 2, 4))}).isOk());
+}
+
+//===----------------------------------------------------------------------===//
+// Pools of states
+//===----------------------------------------------------------------------===//
+
+/// States of 4096 bytes each, of all three ops that have such.
+const char *PoolSource = R"(
+func.func @scan(%u: tensor<?x?x32xf32>, %a: tensor<32x32xf32>, %b: tensor<?x?x1x32xf32>,
+                %slots: tensor<?xi32>, %pool: tensor<?x32x32xf32>) -> (tensor<?x?x32xf32>, tensor<?x32x32xf32>) {
+  %y, %next = ssm.selective_scan %u, %u, %a, %b, %b initial_state(%pool : tensor<?x32x32xf32>)
+      slots(%slots : tensor<?xi32>) {delta_softplus}
+      : tensor<?x?x32xf32>, tensor<?x?x32xf32>, tensor<32x32xf32>, tensor<?x?x1x32xf32>, tensor<?x?x1x32xf32>
+      -> tensor<?x?x32xf32>, tensor<?x32x32xf32>
+  return %y, %next : tensor<?x?x32xf32>, tensor<?x32x32xf32>
+}
+func.func @ssd(%x: tensor<?x?x4x8xf32>, %decay: tensor<?x?x4xf32>, %b: tensor<?x?x2x32xf32>,
+               %slots: tensor<?xi32>, %pool: tensor<?x4x8x32xf32>) -> (tensor<?x?x4x8xf32>, tensor<?x4x8x32xf32>) {
+  %y, %next = ssm.ssd %x decay(%decay : tensor<?x?x4xf32>) B(%b) C(%b)
+      initial_states(%pool : tensor<?x4x8x32xf32>) slots(%slots : tensor<?xi32>)
+      : tensor<?x?x4x8xf32>, tensor<?x?x2x32xf32>, tensor<?x?x2x32xf32> -> tensor<?x?x4x8xf32>, tensor<?x4x8x32xf32>
+  return %y, %next : tensor<?x?x4x8xf32>, tensor<?x4x8x32xf32>
+}
+func.func @conv(%x: tensor<?x?x512xf32>, %w: tensor<512x3xf32>, %b: tensor<512xf32>,
+                %slots: tensor<?xi32>, %pool: tensor<?x2x512xf32>) -> (tensor<?x?x512xf32>, tensor<?x2x512xf32>) {
+  %y, %next = ssm.causal_conv %x, %w bias(%b : tensor<512xf32>) initial_state(%pool : tensor<?x2x512xf32>)
+      slots(%slots : tensor<?xi32>) : tensor<?x?x512xf32>, tensor<512x3xf32> -> tensor<?x?x512xf32>, tensor<?x2x512xf32>
+  return %y, %next : tensor<?x?x512xf32>, tensor<?x2x512xf32>
+}
+)";
+
+/// Inputs of a function of PoolSource but for the pool, for sequences of
+/// `length` tokens in the given slots.
+std::vector<Tensor> poolInputs(const std::string &function, int64_t length,
+                               const std::vector<int32_t> &slots) {
+  int64_t batch = static_cast<int64_t>(slots.size());
+  // Rates and logarithms of decays.
+  auto negative = [](const Shape &shape) {
+    Tensor tensor = makeTensor(shape);
+    for (int64_t i = 0; i < tensor.numElements(); ++i)
+      tensor.dataAs<float>()[i] = -std::abs(tensor.dataAs<float>()[i]);
+    return tensor;
+  };
+  Tensor named = makeIntegers<int32_t>(DType::I32, slots);
+  if (function == "scan")
+    return {makeTensor({batch, length, 32}), negative({32, 32}),
+            makeTensor({batch, length, 1, 32}), named};
+  if (function == "ssd")
+    return {makeTensor({batch, length, 4, 8}), negative({batch, length, 4}),
+            makeTensor({batch, length, 2, 32}), named};
+  return {makeTensor({batch, length, 512}), makeTensor({512, 3}),
+          makeTensor({512}), named};
+}
+Shape poolShape(const std::string &function, int64_t slots) {
+  return function == "scan"  ? Shape{slots, 32, 32}
+         : function == "ssd" ? Shape{slots, 4, 8, 32}
+                             : Shape{slots, 2, 512};
+}
+
+TEST(Pools, UpdatedInPlace) {
+  std::shared_ptr<Executable> executable = compile(PoolSource);
+  constexpr int64_t Slots = 6, SlotBytes = 4096;
+  if (sysconf(_SC_PAGESIZE) != SlotBytes)
+    GTEST_SKIP() << "pages are not of " << SlotBytes << " bytes";
+  void *memory = mmap(nullptr, Slots * SlotBytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  for (std::string function : {"scan", "ssd", "conv"})
+    for (int64_t length : {1, 3, 70}) {
+      SCOPED_TRACE(function + ", length " + std::to_string(length));
+      EXPECT_EQ(executable->findFunction(function)->outputs[0].updatedInput,
+                -1);
+      EXPECT_EQ(executable->findFunction(function)->outputs[1].updatedInput, 4);
+      std::vector<Tensor> inputs = poolInputs(function, length, {4, -1, 1, -3});
+      Shape shape = poolShape(function, Slots);
+      Tensor given = makeTensor(shape);
+      ASSERT_EQ(given.numBytes(), Slots * SlotBytes);
+      inputs.push_back(given);
+      Tensor kept = take(given.to(DType::F32));
+      std::vector<Tensor> apart;
+      ASSERT_OK(executable->run(function, inputs, apart));
+      EXPECT_EQ(valuesOf(given), valuesOf(kept));
+
+      // What is not of the call can be neither read nor written.
+      Tensor pool = take(Tensor::view(memory, DType::F32, shape));
+      ASSERT_TRUE(pool.copyFrom(given).isOk());
+      inputs.back() = pool;
+      std::vector<Tensor> outputs = {
+          take(Tensor::empty(DType::F32, apart[0].shape())), pool};
+      auto protect = [&](int access) {
+        for (int64_t slot : {0, 2, 3, 5})
+          EXPECT_EQ(mprotect(static_cast<char *>(memory) + slot * SlotBytes,
+                             SlotBytes, access),
+                    0);
+      };
+      protect(PROT_NONE);
+      Status status = executable->run(function, inputs, outputs);
+      protect(PROT_READ | PROT_WRITE);
+      ASSERT_OK(status);
+      EXPECT_EQ(valuesOf(outputs[0]), valuesOf(apart[0]));
+      EXPECT_EQ(valuesOf(pool), valuesOf(apart[1]));
+      std::vector<double> before = valuesOf(kept), after = valuesOf(pool);
+      size_t each = before.size() / Slots;
+      for (size_t slot = 0; slot < Slots; ++slot)
+        EXPECT_EQ(std::equal(before.begin() + slot * each,
+                             before.begin() + (slot + 1) * each,
+                             after.begin() + slot * each),
+                  slot != 4 && slot != 1)
+            << slot;
+    }
+  munmap(memory, Slots * SlotBytes);
+}
+
+TEST(Pools, Errors) {
+  std::shared_ptr<Executable> executable = compile(PoolSource);
+  std::vector<Tensor> inputs = poolInputs("ssd", 1, {2, 3, 0});
+  inputs.push_back(makeTensor(poolShape("ssd", 3)));
+  std::vector<Tensor> outputs;
+  EXPECT_STATUS(executable->run("ssd", inputs, outputs), InvalidArgument,
+                "@ssd: expected a slot below 3, the states of the pool, got 3");
+  // Nobody has any.
+  inputs.back() = makeTensor(poolShape("ssd", 0));
+  outputs.clear();
+  EXPECT_STATUS(executable->run("ssd", inputs, outputs), InvalidArgument,
+                "@ssd: expected a slot below 0, the states of the pool, got 2");
+  inputs[3] = makeIntegers<int32_t>(DType::I32, {-1, -1, -1});
+  outputs.clear();
+  EXPECT_TRUE(executable->run("ssd", inputs, outputs).isOk());
+  // One slot for two sequences: either may stay.
+  inputs[3] = makeIntegers<int32_t>(DType::I32, {1, 1, 0});
+  inputs.back() = makeTensor(poolShape("ssd", 3));
+  outputs.clear();
+  EXPECT_TRUE(executable->run("ssd", inputs, outputs).isOk());
+  // One slot a sequence.
+  inputs[3] = makeIntegers<int32_t>(DType::I32, {1, 0});
+  outputs.clear();
+  EXPECT_FALSE(executable->run("ssd", inputs, outputs).isOk());
+
+  // All of the pool or nothing of it.
+  inputs = poolInputs("ssd", 1, {0});
+  Tensor memory = makeTensor(poolShape("ssd", 4));
+  inputs.push_back(take(memory.slice(0, 0, 3)));
+  outputs = {makeTensor({1, 1, 4, 8}), take(memory.slice(0, 1, 4))};
+  Status status = executable->run("ssd", inputs, outputs);
+  EXPECT_EQ(status.code(), StatusCode::InvalidArgument);
+  EXPECT_EQ(status.message().find(
+                "output 'next': expected all of input 'pool', contiguous and "
+                "aligned, to be updated in place, or memory of its own, got"),
+            0u)
+      << status.message();
+}
+
+// A pool that something else reads is not to change under it.
+TEST(Pools, ReadElsewhere) {
+  std::shared_ptr<Executable> executable = compile(R"(
+func.func @main(%x: tensor<?x?x8xf32>, %w: tensor<8x2xf32>, %slots: tensor<?xi32>, %pool: tensor<?x1x8xf32>)
+    -> (tensor<?x?x8xf32>, tensor<?x1x8xf32>, tensor<?x1x8xf32>) {
+  %y, %next = ssm.causal_conv %x, %w initial_state(%pool : tensor<?x1x8xf32>) slots(%slots : tensor<?xi32>)
+      : tensor<?x?x8xf32>, tensor<8x2xf32> -> tensor<?x?x8xf32>, tensor<?x1x8xf32>
+  %twice = ssm.add %pool, %pool : tensor<?x1x8xf32>, tensor<?x1x8xf32>
+  return %y, %next, %twice : tensor<?x?x8xf32>, tensor<?x1x8xf32>, tensor<?x1x8xf32>
+})");
+  EXPECT_EQ(executable->findFunction("main")->outputs[1].updatedInput, -1);
+  Tensor pool = makeTensor({3, 1, 8});
+  std::vector<Tensor> inputs = {makeTensor({1, 2, 8}), makeTensor({8, 2}),
+                                makeIntegers<int32_t>(DType::I32, {2}), pool};
+  std::vector<Tensor> outputs = {makeTensor({1, 2, 8}), pool,
+                                 makeTensor({3, 1, 8})};
+  EXPECT_STATUS(executable->run("main", inputs, outputs), InvalidArgument,
+                "output 'next': expected memory of its own, got an overlap "
+                "with input 'pool'");
 }
 
 TEST(RunErrors, OverlappingOutputs) {

@@ -740,6 +740,60 @@ Sizes anySizes(Random &random, bool packed, int64_t workPerToken,
   return sizes;
 }
 
+/// A pool of states, and the slot of every sequence: no two are equal but the
+/// negative ones, of sequences that have none.
+struct Pool {
+  int64_t size = 0;
+  std::vector<int64_t> slots;
+
+  /// What sequences start from: a row each, zero without a slot.
+  Array gather(const Array &pool) const {
+    Shape shape = pool.shape;
+    shape[0] = static_cast<int64_t>(slots.size());
+    Array rows(shape);
+    forSlots(pool, [&](size_t from, size_t to, size_t count) {
+      std::copy_n(pool.data.begin() + from, count, rows.data.begin() + to);
+    });
+    return rows;
+  }
+  /// The pool with the states of sequences where they belong.
+  Array scatter(const Array &pool, const Array &rows) const {
+    Array result = pool;
+    result.magnitude = pool.data;
+    for (double &term : result.magnitude)
+      term = std::abs(term);
+    const std::vector<double> &terms =
+        rows.magnitude.empty() ? rows.data : rows.magnitude;
+    forSlots(pool, [&](size_t to, size_t from, size_t count) {
+      std::copy_n(rows.data.begin() + from, count, result.data.begin() + to);
+      std::copy_n(terms.begin() + from, count, result.magnitude.begin() + to);
+    });
+    return result;
+  }
+
+private:
+  template <class F> void forSlots(const Array &pool, F body) const {
+    size_t count = pool.shape[0] ? pool.data.size() / pool.shape[0] : 0;
+    for (size_t i = 0; i < slots.size(); ++i)
+      if (slots[i] >= 0)
+        body(static_cast<size_t>(slots[i]) * count, i * count, count);
+  }
+};
+
+Pool anyPool(Random &random, int64_t rows) {
+  Pool pool;
+  pool.size = rows + random.integer(1, 4);
+  for (int64_t i = 0; i < pool.size; ++i)
+    pool.slots.push_back(i);
+  for (int64_t i = pool.size; i > 1; --i)
+    std::swap(pool.slots[i - 1], pool.slots[random.integer(0, i - 1)]);
+  pool.slots.resize(rows);
+  for (int64_t &slot : pool.slots)
+    if (random.chance(0.2))
+      slot = random.pick<int64_t>({-1, -7, -2147483647 - 1});
+  return pool;
+}
+
 /// Calls of a program that was compiled for any size.
 const int Calls = onGPU() ? 8 : 4;
 
@@ -757,6 +811,8 @@ TEST(Property, SelectiveScan) {
          hasBias = random.chance(0.5);
     bool hasInitial = random.chance(0.5), hasLast = random.chance(0.7),
          softplus = random.chance(0.7);
+    bool paged = random.chance(0.3);
+    hasInitial |= paged;
     auto newSizes = [&] {
       return anySizes(random, packed, D * N, onGPU() ? 6000000 : 500000);
     };
@@ -779,8 +835,11 @@ TEST(Property, SelectiveScan) {
       program.optional("z", anyFloat(random), {b, l, D});
     if (hasBias)
       program.optional("delta_bias", anyFloat(random), {D});
+    DType stateType = anyFloat(random);
     if (hasInitial)
-      program.optional("initial_state", anyFloat(random), {r, D, N});
+      program.optional("initial_state", stateType, {paged ? Free : r, D, N});
+    if (paged)
+      program.optional("slots", DType::I32, {r});
     if (packed)
       program.optional("seq_starts", DType::I32, {r});
     anyChunk(random, program, "u");
@@ -789,7 +848,8 @@ TEST(Property, SelectiveScan) {
       program.attribute("delta_softplus");
     program.result(u, {b, l, D});
     if (hasLast)
-      program.result(anyFloat(random), {r, D, N});
+      program.result(paged ? stateType : anyFloat(random),
+                     {paged ? Free : r, D, N});
     SCOPED_TRACE(program.module());
     auto executable = compile(program.module(), anyVectorBits(random));
     ASSERT_TRUE(executable);
@@ -811,8 +871,20 @@ TEST(Property, SelectiveScan) {
         op.z = trial.input({B, L, D}, normals(random, 2));
       if (hasBias)
         op.deltaBias = trial.input({D}, anyBias(random, softplus));
+      Pool pool;
+      Array before;
+      if (paged)
+        pool = anyPool(random, R);
+      int64_t states = paged ? pool.size : R;
+      const Array *initial = nullptr;
       if (hasInitial)
-        op.initialState = trial.input({R, D, N}, normals(random));
+        initial = op.initialState =
+            trial.input({states, D, N}, normals(random));
+      if (paged) {
+        trial.input({R}, pool.slots);
+        before = pool.gather(*initial);
+        op.initialState = &before;
+      }
       if (packed)
         trial.input({R}, starts);
       op.seqStarts = packed ? &starts : nullptr;
@@ -820,12 +892,14 @@ TEST(Property, SelectiveScan) {
       int64_t chunk = setAnyChunk(random, *executable, L);
       std::vector<Shape> shapes = {{B, L, D}};
       if (hasLast)
-        shapes.push_back({R, D, N});
+        shapes.push_back({states, D, N});
       trial.slack = slack;
       bool ran = trial.run(*executable, shapes);
       SCOPED_TRACE("chunk " + std::to_string(chunk) + "\n" + trial.describe());
       ASSERT_TRUE(ran);
       reference::ScanResult want = reference::selectiveScan(op);
+      if (paged)
+        want.state = pool.scatter(*initial, want.state);
       ASSERT_TRUE(isClose("selective_scan y", trial.outputs[0], want.y, slack));
       if (hasLast)
         ASSERT_TRUE(isClose("selective_scan last_state", trial.outputs[1],
@@ -851,6 +925,8 @@ TEST(Property, SSD) {
          softplus = !discrete && random.chance(0.7);
     bool hasLimit = !discrete && random.chance(0.3);
     bool hasInitial = random.chance(0.5), hasFinal = random.chance(0.7);
+    bool paged = random.chance(0.3);
+    hasInitial |= paged;
     auto newSizes = [&] {
       return anySizes(random, packed, H * P * N, 4000000);
     };
@@ -878,8 +954,12 @@ TEST(Property, SSD) {
       program.optional("z", anyFloat(random), {b, l, H, P});
     if (hasBias)
       program.optional("dt_bias", anyFloat(random), {H});
+    DType stateType = anyFloat(random);
     if (hasInitial)
-      program.optional("initial_states", anyFloat(random), {r, H, P, N});
+      program.optional("initial_states", stateType,
+                       {paged ? Free : r, H, P, N});
+    if (paged)
+      program.optional("slots", DType::I32, {r});
     if (packed)
       program.optional("seq_starts", DType::I32, {r});
     anyChunk(random, program, "x");
@@ -899,7 +979,8 @@ TEST(Property, SSD) {
       program.attribute("tile = 128 : i64");
     program.result(x, {b, l, H, P});
     if (hasFinal)
-      program.result(anyFloat(random), {r, H, P, N});
+      program.result(paged ? stateType : anyFloat(random),
+                     {paged ? Free : r, H, P, N});
     SCOPED_TRACE(program.module());
     auto executable = compile(program.module(), anyVectorBits(random));
     ASSERT_TRUE(executable);
@@ -928,8 +1009,20 @@ TEST(Property, SSD) {
         op.z = trial.input({B, L, H, P}, normals(random, 2));
       if (hasBias)
         op.dtBias = trial.input({H}, anyBias(random, softplus));
+      Pool pool;
+      Array before;
+      if (paged)
+        pool = anyPool(random, R);
+      int64_t states = paged ? pool.size : R;
+      const Array *initial = nullptr;
       if (hasInitial)
-        op.initialStates = trial.input({R, H, P, N}, normals(random));
+        initial = op.initialStates =
+            trial.input({states, H, P, N}, normals(random));
+      if (paged) {
+        trial.input({R}, pool.slots);
+        before = pool.gather(*initial);
+        op.initialStates = &before;
+      }
       if (packed)
         trial.input({R}, starts);
       op.seqStarts = packed ? &starts : nullptr;
@@ -940,12 +1033,14 @@ TEST(Property, SSD) {
       int64_t chunk = setAnyChunk(random, *executable, L);
       std::vector<Shape> shapes = {{B, L, H, P}};
       if (hasFinal)
-        shapes.push_back({R, H, P, N});
+        shapes.push_back({states, H, P, N});
       trial.slack = 2 * slack;
       bool ran = trial.run(*executable, shapes);
       SCOPED_TRACE("chunk " + std::to_string(chunk) + "\n" + trial.describe());
       ASSERT_TRUE(ran);
       reference::ScanResult want = reference::ssd(op);
+      if (paged)
+        want.state = pool.scatter(*initial, want.state);
       // The products with the state add one term after the other. Where many
       // are alike, as those of a tensor with stride 0, they round one way.
       ASSERT_TRUE(isClose("ssd y", trial.outputs[0], want.y,
@@ -967,6 +1062,8 @@ TEST(Property, CausalConv) {
     bool hasFinal = random.chance(0.7), silu = random.chance(0.5);
     if (onGPU() && random.chance(0.4))
       D = random.pick<int64_t>({66, 96, 128, 130, 192, 201, 320, 513, 1024});
+    bool paged = random.chance(0.3);
+    hasInitial |= paged;
     auto newSizes = [&] {
       return anySizes(random, packed, D, onGPU() ? 1000000 : 200000);
     };
@@ -982,15 +1079,19 @@ TEST(Property, CausalConv) {
     program.operand("weight", anyFloat(random), {D, W});
     if (hasBias)
       program.optional("bias", anyFloat(random), {D});
+    DType stateType = paged ? x : anyFloat(random);
     if (hasInitial)
-      program.optional("initial_state", anyFloat(random), {r, W - 1, D});
+      program.optional("initial_state", stateType,
+                       {paged ? Free : r, W - 1, D});
+    if (paged)
+      program.optional("slots", DType::I32, {r});
     if (packed)
       program.optional("seq_starts", DType::I32, {r});
     if (silu)
       program.attribute("silu");
     program.result(x, {b, l, D});
     if (hasFinal)
-      program.result(x, {r, W - 1, D});
+      program.result(x, {paged ? Free : r, W - 1, D});
     SCOPED_TRACE(program.module());
     auto executable = compile(program.module(), anyVectorBits(random));
     ASSERT_TRUE(executable);
@@ -1004,19 +1105,33 @@ TEST(Property, CausalConv) {
       op.weight = trial.input({D, W}, normals(random));
       if (hasBias)
         op.bias = trial.input({D}, normals(random));
+      Pool pool;
+      Array before;
+      if (paged)
+        pool = anyPool(random, R);
+      int64_t states = paged ? pool.size : R;
+      const Array *initial = nullptr;
       if (hasInitial)
-        op.initialState = trial.input({R, W - 1, D}, normals(random));
+        initial = op.initialState =
+            trial.input({states, W - 1, D}, normals(random));
+      if (paged) {
+        trial.input({R}, pool.slots);
+        before = pool.gather(*initial);
+        op.initialState = &before;
+      }
       if (packed)
         trial.input({R}, starts);
       op.seqStarts = packed ? &starts : nullptr;
       op.silu = silu;
       std::vector<Shape> shapes = {{B, L, D}};
       if (hasFinal)
-        shapes.push_back({R, W - 1, D});
+        shapes.push_back({states, W - 1, D});
       bool ran = trial.run(*executable, shapes);
       SCOPED_TRACE(trial.describe());
       ASSERT_TRUE(ran);
       reference::ScanResult want = reference::causalConv(op);
+      if (paged)
+        want.state = pool.scatter(*initial, want.state);
       ASSERT_TRUE(isClose("causal_conv y", trial.outputs[0], want.y));
       if (hasFinal)
         ASSERT_TRUE(

@@ -203,6 +203,64 @@ Workload corey::makeStep(const WorkloadOptions &options) {
   return w;
 }
 
+Workload corey::makeSSDStep(const WorkloadOptions &options) {
+  int64_t B = options.shape[0], H = options.shape[1], P = options.shape[2],
+          N = options.shape[3], G = options.shape[4];
+  DType dt = options.dtype;
+  Workload w;
+  w.inputs = {
+      *randomTensor(dt, {B, 1, H, P}, 1),
+      *randomTensor(dt, {B, 1, H}, 2, 0.0, 0.5),
+      filled(DType::F32, {H},
+             [&](int64_t i) { return -(1.0 + double(i) * 15.0 / double(H)); }),
+      *randomTensor(dt, {B, 1, G, N}, 3),
+      *randomTensor(dt, {B, 1, G, N}, 4),
+      *randomTensor(DType::F32, {H}, 5),
+      *randomTensor(DType::F32, {H}, 7, -4.0, 0.5),
+      *randomTensor(dt, {B, 1, H, P}, 6),
+      *randomTensor(DType::F32, {B, H, P, N}, 8)};
+  std::string element = elementName(dt), rest = "x" + element + ">";
+  std::string x = "tensor<?x1x" + std::to_string(H) + "x" + std::to_string(P) +
+                  rest,
+              dts = "tensor<?x1x" + std::to_string(H) + rest,
+              bc = "tensor<?x1x" + std::to_string(G) + "x" + std::to_string(N) +
+                   rest,
+              vec = tensorType({H}, 0, "f32"),
+              state = tensorType({B, H, P, N}, 1, "f32");
+  w.program = "func.func @main(%x: " + x + ", %dt: " + dts + ", %A: " + vec +
+              ", %B: " + bc + ", %C: " + bc + ", %D: " + vec +
+              ", %bias: " + vec + ", %z: " + x + ", %s0: " + state + ") -> (" +
+              x + ", " + state + ") {\n  %y, %s = ssm.ssd %x dt(%dt : " + dts +
+              ") A(%A : " + vec + ") B(%B) C(%C) D(%D : " + vec +
+              ") z(%z : " + x + ") dt_bias(%bias : " + vec +
+              ") initial_states(%s0 : " + state + ") {dt_softplus} : " + x +
+              ", " + bc + ", " + bc + " -> " + x + ", " + state +
+              "\n  return %y, %s : " + x + ", " + state + "\n}\n";
+  double sequences = double(B), size = dtypeSize(dt);
+  w.bytes =
+      sequences * (size * (3.0 * H * P + H + 2.0 * G * N) + 8.0 * H * P * N) +
+      12.0 * H;
+  w.flops = sequences * H * P * (5.0 * N + 4.0);
+  w.exponentials = sequences * H * (P + 2.0);
+  if (!options.reference)
+    return w;
+  SSDOperands o;
+  o.x = w.inputs[0];
+  o.dt = w.inputs[1];
+  o.A = w.inputs[2];
+  o.B = w.inputs[3];
+  o.C = w.inputs[4];
+  o.D = w.inputs[5];
+  o.bias = w.inputs[6];
+  o.initialStates = w.inputs[8];
+  w.expected = ssdReference(o);
+  std::vector<double> gates = widen(w.inputs[7]);
+  auto *y = w.expected[0].dataAs<double>();
+  for (size_t i = 0; i < gates.size(); ++i)
+    y[i] *= silu(gates[i]);
+  return w;
+}
+
 Workload corey::makeConv(const WorkloadOptions &options) {
   constexpr int64_t taps = 4;
   int64_t B = options.shape[0], L = options.shape[1], D = options.shape[2];

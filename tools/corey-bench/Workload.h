@@ -98,6 +98,9 @@ Workload makeSSD(const WorkloadOptions &options);
 /// One token of a Mamba-1 scan with D, z, delta_bias and softplus, from given
 /// states to new ones: shape B,D,N.
 Workload makeStep(const WorkloadOptions &options);
+/// One token of Mamba-2 with D, z, dt_bias and softplus, from given f32 states
+/// to new ones: shape B,H,P,N,G.
+Workload makeSSDStep(const WorkloadOptions &options);
 /// Causal convolution of four taps with bias and silu: shape B,L,D.
 Workload makeConv(const WorkloadOptions &options);
 /// Normalized Walsh-Hadamard transform of every row, a power of two long: shape

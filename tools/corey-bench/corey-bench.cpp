@@ -28,11 +28,15 @@ struct MeasuredOp {
   Workload (*make)(const WorkloadOptions &);
   /// Whether it has the chunk site "scan".
   bool hasChunks = false;
+  /// As --model takes it, where a benchmark has several; the first is the
+  /// default.
+  llvm::StringLiteral model = "";
 };
 constexpr MeasuredOp kOps[] = {
     {"scan", "B,L,D,N", "1,512,2048,16", makeScan, true},
     {"ssd", "B,L,H,P,N,G", "1,512,80,64,128,1", makeSSD, true},
-    {"step", "B,D,N", "1,2048,16", makeStep},
+    {"step", "B,D,N", "1,2048,16", makeStep, false, "selective_scan"},
+    {"step", "B,H,P,N,G", "1,80,64,128,1", makeSSDStep, false, "ssd"},
     {"conv", "B,L,D", "1,512,2048", makeConv},
     {"hadamard", "rows,n", "512,2048", makeHadamard},
     {"norm", "rows,D", "512,2048", makeNorm}};
@@ -42,10 +46,20 @@ constexpr std::pair<llvm::StringLiteral, int (*)(int, char **)> kSubcommands[] =
      {"schedule", runSchedule}, {"fusion", runFusion}, {"entropy", runEntropy},
      {"paper", runPaper},       {"sol", runSol}};
 
+/// The models of a benchmark; none if it has only one.
+llvm::SmallVector<llvm::StringRef> modelsOf(llvm::StringRef name) {
+  llvm::SmallVector<llvm::StringRef> models;
+  for (const MeasuredOp &op : kOps)
+    if (op.name == name && !op.model.empty())
+      models.push_back(op.model);
+  return models;
+}
+
 std::string namesOfBenchmarks(llvm::StringRef separator) {
   llvm::SmallVector<llvm::StringRef> names;
   for (const MeasuredOp &op : kOps)
-    names.push_back(op.name);
+    if (names.empty() || names.back() != op.name)
+      names.push_back(op.name);
   for (auto [name, run] : kSubcommands)
     names.push_back(name);
   return llvm::join(names, separator);
@@ -70,7 +84,9 @@ Expected<std::vector<int64_t>> parseShape(const MeasuredOp &op,
   size_t rank = op.sizes.count(',') + 1;
   if (shape.size() != rank)
     return expected(std::to_string(rank) + " sizes (" + op.sizes.str() + ")");
-  if (op.name == "ssd" && shape[2] % shape[5])
+  bool isSSDStep = op.name == "step" && op.model == "ssd";
+  if ((op.name == "ssd" && shape[2] % shape[5]) ||
+      (isSSDStep && shape[1] % shape[4]))
     return expected("H to be a multiple of G");
   if (op.name == "hadamard" && (shape[1] & (shape[1] - 1)))
     return expected("n to be a power of two");
@@ -84,9 +100,12 @@ struct Case {
   WorkloadOptions options;
 
   llvm::json::Object toJSON() const {
-    return llvm::json::Object{{"benchmark", op.name},
+    llvm::json::Object object{{"benchmark", op.name},
                               {"shape", llvm::json::Array(options.shape)},
                               {"dtype", dtypeName(options.dtype)}};
+    if (!op.model.empty())
+      object["model"] = op.model;
+    return object;
   }
   /// The form of an SSD, and how many of its heads were compared with what is
   /// expected.
@@ -308,7 +327,9 @@ int corey::coreyBenchMain(int argc, char **argv) {
       return run(argc - 1, argv + 1);
   std::string names = "<" + namesOfBenchmarks("|") + ">", shapesHelp;
   for (const MeasuredOp &op : kOps)
-    shapesHelp += op.name.str() + ": " + op.sizes.str() + "; ";
+    shapesHelp += op.name.str() +
+                  (op.model.empty() ? "" : " of " + op.model.str()) + ": " +
+                  op.sizes.str() + "; ";
   shapesHelp += "may be given several times";
   cl::OptionCategory category("corey-bench options");
   cl::opt<std::string> what(cl::Positional, cl::desc(names), cl::Required,
@@ -320,6 +341,11 @@ int corey::coreyBenchMain(int argc, char **argv) {
       cl::init("cpu"), cl::cat(category));
   cl::list<std::string> shapes("shape", cl::desc(shapesHelp),
                                cl::value_desc("n,n,..."), cl::cat(category));
+  cl::opt<std::string> model(
+      "model",
+      cl::desc("What takes a step: selective_scan (default) or ssd, whose "
+               "states are f32"),
+      cl::cat(category));
   cl::list<std::string> dtypes(
       "dtype",
       cl::desc("f32 (default), f16 or bf16. May be given several times"),
@@ -377,6 +403,17 @@ int corey::coreyBenchMain(int argc, char **argv) {
   if (op == std::end(kOps))
     return refuse("expected a benchmark of " + namesOfBenchmarks(", ") +
                   ", got '" + what + "'");
+  llvm::SmallVector<llvm::StringRef> models = modelsOf(op->name);
+  if (model.getNumOccurrences() && models.empty())
+    return refuse("expected no --model for " + op->name.str() + ", got '" +
+                  model + "'");
+  if (!model.empty())
+    op = llvm::find_if(kOps, [&](const MeasuredOp &each) {
+      return each.name == what && each.model == model;
+    });
+  if (op == std::end(kOps))
+    return refuse("--model: expected " + llvm::join(models, " or ") +
+                  ", got '" + model + "'");
   if (shapes.empty())
     shapes.push_back(op->defaultShape.str());
   if (dtypes.empty())

@@ -40,7 +40,7 @@ class CausalConvKernel {
 public:
   CausalConvKernel(GPULowering &e, CausalConvOp op)
       : e(e), op(op), y(e.allocate(0)),
-        last(op.getFinalState() ? e.allocate(1) : Value()),
+        states(e.stateBuffers(op.getInitialState(), op.getStateSlots())),
         sequences(e, y, e.buffer(op.getSeqStarts())),
         isPacked(static_cast<bool>(op.getSeqStarts())) {
     auto weight = cast<RankedTensorType>(op.getWeight().getType());
@@ -48,7 +48,7 @@ public:
     width = weight.getDimSize(1);
     count = std::gcd(kMaxCount, std::gcd(e.streamAlignment(op.getX()),
                                          e.outputAlignment(y)));
-    if (last)
+    if (states.last)
       count = std::gcd(count, rowAlignment(op.getFinalState()));
   }
 
@@ -65,7 +65,8 @@ private:
 
   GPULowering &e;
   CausalConvOp op;
-  Value y, last;
+  Value y;
+  StateBuffers states;
   DeviceSequences sequences;
   bool isPacked;
   int64_t channels, width, count;
@@ -114,8 +115,9 @@ void CausalConvKernel::emit() {
   OutputStream output(e, k, y);
   DeviceTensor weight(e, k, e.buffer(op.getWeight()));
   DeviceTensor bias(e, k, e.buffer(op.getBias()));
-  DeviceTensor initial(e, k, e.buffer(op.getInitialState()));
-  DeviceTensor state(e, k, last);
+  DeviceTensor initial(e, k, states.initial, !states.isInPlace()),
+      state(e, k, states.last);
+  DeviceSlots pool(e, k, states);
   int64_t pieces = channels / count;
 
   // Runs of a multiple of kSteps tokens.
@@ -144,11 +146,14 @@ void CausalConvKernel::emit() {
 
   // The value of an input before the first token of the sequence, `j` counting
   // from the oldest.
+  DeviceSlots::Place home = pool.of(k, place.sequence);
   auto older = [&](Val j) {
-    if (initial)
-      return initial.elements({place.sequence, j}, channel, count,
+    if (!initial)
+      return Vals(count, k.f32(0));
+    return DeviceSlots::ifThere(k, home, [&] {
+      return initial.elements({home.row, j}, channel, count,
                               rowAlignment(op.getInitialState()));
-    return Vals(count, k.f32(0));
+    });
   };
 
   k.ifThen(active & (place.start < k.toI64(place.tokens)), [&] {
@@ -251,29 +256,30 @@ void CausalConvKernel::emit() {
     });
   });
 
-  // Who has the last token has the state behind it.
+  // The state behind the last token is the first run's to write: it alone has
+  // read what may lie in the same memory.
   if (state)
-    k.ifThen(
-        active & (place.start + k.toI64(run) >= k.toI64(place.tokens)), [&] {
-          for (int64_t j = 0; j + 1 < width; ++j) {
-            Val token = place.tokens - double(width - 1 - j);
-            Vals values = k.ifValues(
-                token >= 0,
-                [&] {
-                  Cursor at = x.at({place.batch, place.begin + k.toI64(token)},
-                                   channel);
-                  return x.values(x.load(at, count), count);
-                },
-                [&] { return older(place.tokens + double(j)); });
-            k.store(k.pack(values, state.element),
-                    state.at({place.sequence, k.i32(j)}, channel));
-          }
-        });
+    k.ifThen(active & (place.start == 0) & home.writes(k), [&] {
+      for (int64_t j = 0; j + 1 < width; ++j) {
+        Val token = place.tokens - double(width - 1 - j);
+        Vals values = k.ifValues(
+            token >= 0,
+            [&] {
+              Cursor at =
+                  x.at({place.batch, place.begin + k.toI64(token)}, channel);
+              return x.values(x.load(at, count), count);
+            },
+            [&] { return older(place.tokens + double(j)); });
+        k.store(k.pack(values, state.element),
+                state.at({home.row, k.i32(j)}, channel));
+      }
+    });
+  k.ifThen(active & (place.start == 0), [&] { pool.check(k, home); });
   Value rows = isPacked ? e.min(sequences.count, e.index(1)) : sequences.count;
   k.launch(e.gridOf(blocks, rows));
   SmallVector<Value> results{y};
-  if (last)
-    results.push_back(last);
+  if (states.last)
+    results.push_back(states.last);
   e.replaceWith(results);
 }
 

@@ -99,6 +99,23 @@ Value GPULowering::errorRecord() {
   return callRuntime("corey_rt_device_error_slot", {}, host.getI64Type());
 }
 
+StateBuffers GPULowering::stateBuffers(Value initial, Value slots) {
+  StateBuffers states{buffer(initial), {}, buffer(slots)};
+  if (op->getNumResults() > 1)
+    states.last = allocate(1);
+  if (!slots || !states.last)
+    return states;
+  // The caller may have given one memory for both: the slots are all that
+  // changes there.
+  Value isElsewhere = cmp(arith::CmpIPredicate::ne, address(states.initial),
+                          address(states.last));
+  ifThen(isElsewhere, [&] {
+    memref::CopyOp::create(host, loc, states.initial, states.last);
+  });
+  states.initial = states.last;
+  return states;
+}
+
 Grid GPULowering::gridOf(Value x, Value rows) {
   Value y = min(rows, index(kMaxGridY));
   return {x, y, ceilDiv(rows, max(y, index(1)))};
@@ -183,15 +200,16 @@ int64_t corey::rowAlignment(Value tensor) {
 //===----------------------------------------------------------------------===//
 
 DeviceTensor::DeviceTensor(GPULowering &lowering, KernelBuilder &k,
-                           Value memref)
-    : k(&k) {
+                           Value memref, bool isReadOnly)
+    : isReadOnly(isReadOnly), k(&k) {
   if (!memref)
     return;
   auto type = cast<MemRefType>(memref.getType());
   element = type.getElementType();
   auto metadata = memref::ExtractStridedMetadataOp::create(
       lowering.host, lowering.loc, memref);
-  base = k.pointer(lowering.address(memref));
+  // One argument for what is read and written: no other may point there.
+  base = k.pointer(lowering.address(memref), memref);
   for (int64_t axis = 0; axis < type.getRank(); ++axis) {
     // The innermost stride is 1.
     if (axis + 1 == type.getRank())
@@ -211,8 +229,9 @@ Val DeviceTensor::at(ArrayRef<Val> leading, Val last) const {
 }
 
 Val DeviceTensor::loadScalar(ArrayRef<Val> leading, Val last) const {
-  return k->unpack(k->load(at(leading, last), k->packedType(element, 1), true),
-                   element, 1)[0];
+  return k->unpack(
+      k->load(at(leading, last), k->packedType(element, 1), isReadOnly),
+      element, 1)[0];
 }
 
 Vals DeviceTensor::elements(ArrayRef<Val> leading, Val last, int64_t count,
@@ -221,11 +240,10 @@ Vals DeviceTensor::elements(ArrayRef<Val> leading, Val last, int64_t count,
   int64_t width = std::gcd(std::gcd(count, alignment), kMaxLoadBytes / bytes());
   Vals values;
   for (int64_t i = 0; i < count; i += width)
-    llvm::append_range(values,
-                       k->unpack(k->load(k->offset(pointer, i * bytes()),
-                                         k->packedType(element, width),
-                                         /*isReadOnly=*/true),
-                                 element, width));
+    llvm::append_range(
+        values, k->unpack(k->load(k->offset(pointer, i * bytes()),
+                                  k->packedType(element, width), isReadOnly),
+                          element, width));
   return values;
 }
 
@@ -500,6 +518,57 @@ DeviceSequences::Range DeviceSequences::range(KernelBuilder &k,
   Val last = k.i32Argument(count) - 1.0;
   Val end = k.select(sequence < last, at(k.min(sequence + 1.0, last)), tokens);
   return {k.i32(0), begin, k.max(end - begin, k.i32(0))};
+}
+
+//===----------------------------------------------------------------------===//
+// Slots of states
+//===----------------------------------------------------------------------===//
+
+DeviceSlots::DeviceSlots(GPULowering &lowering, KernelBuilder &k,
+                         const StateBuffers &states) {
+  if (!states.slots)
+    return;
+  slots = DeviceTensor(lowering, k, states.slots);
+  limit = k.i64Argument(lowering.dim(states.initial, 0));
+  record = k.pointer(lowering.errorRecord());
+}
+
+DeviceSlots::Place DeviceSlots::of(KernelBuilder &k, Val sequence) const {
+  if (!slots)
+    return {sequence, Val()};
+  Val slot = k.load(slots.at({}, sequence), k.i32Type(), true);
+  return {slot, (slot >= 0.0) & (k.toI64(slot) < limit)};
+}
+
+Vals DeviceSlots::ifThere(KernelBuilder &k, const Place &place,
+                          llvm::function_ref<Vals()> load) {
+  if (!place.there)
+    return load();
+  SmallVector<Type> types;
+  return k.ifValues(
+      place.there,
+      [&] {
+        Vals loaded = load();
+        for (Val value : loaded)
+          types.push_back(value.type());
+        return loaded;
+      },
+      [&] {
+        Vals zeros;
+        for (Type type : types)
+          zeros.push_back(k.wrap(arith::ConstantOp::create(
+              k.b, k.loc, type, cast<TypedAttr>(k.b.getZeroAttr(type)))));
+        return zeros;
+      });
+}
+
+void DeviceSlots::check(KernelBuilder &k, const Place &place) const {
+  if (!slots)
+    return;
+  Val slot = k.toI64(place.row);
+  k.ifThen(slot >= limit, [&] {
+    recordError(k, record, {DeviceError::StateSlot, slot, limit});
+  });
 }
 
 FailureOr<Value> corey::getDeviceChunk(GPULowering &lowering,

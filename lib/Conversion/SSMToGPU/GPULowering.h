@@ -19,6 +19,13 @@ struct GPUTarget {
   bool hasWarpGroups = false;
 };
 
+/// The memrefs that states are read from and written to; null where there are
+/// none. With `slots` they are those of a pool, one memref if there are both.
+struct StateBuffers {
+  mlir::Value initial, last, slots;
+  bool isInPlace() const { return initial && initial == last; }
+};
+
 /// Lowers one op on tensors to kernels and to host code that launches them.
 class GPULowering : public OpBuffers {
 public:
@@ -54,6 +61,11 @@ public:
   /// Address, i64, of the call's record of errors that kernels find.
   mlir::Value errorRecord();
 
+  /// The states of an op: `initial` and `slots` are operands, null where it has
+  /// none, result 1 is `last`. A pool is copied to where it is to be left,
+  /// unless it is there already.
+  StateBuffers stateBuffers(mlir::Value initial, mlir::Value slots);
+
   /// A grid of `x` blocks for each of `rows`, of which there may be more than
   /// an axis takes: block (x, y, z) works on row y + z * gridDim.y.
   Grid gridOf(mlir::Value x, mlir::Value rows);
@@ -81,7 +93,7 @@ private:
 /// Something wrong with what an operand holds, as `corey_rt_device_error` of
 /// the run-time library has it; values are i64, null where a kind has none.
 struct DeviceError {
-  enum Kind { Index = 1, SequenceStart = 2 };
+  enum Kind { Index = 1, SequenceStart = 2, StateSlot = 3 };
   Kind kind;
   Val value, limit, position = Val(), previous = Val();
 };
@@ -111,15 +123,17 @@ class DeviceTensor {
 public:
   DeviceTensor() = default;
   /// Adds the arguments for `memref`; null stays null.
-  DeviceTensor(GPULowering &lowering, KernelBuilder &k, mlir::Value memref);
+  /// Not `isReadOnly`, the kernel writes to the memref as well.
+  DeviceTensor(GPULowering &lowering, KernelBuilder &k, mlir::Value memref,
+               bool isReadOnly = true);
 
   explicit operator bool() const { return static_cast<bool>(base); }
   /// Pointer to the element at `leading` on the axes before the last and `last`
   /// on that: i32 or i64.
   Val at(llvm::ArrayRef<Val> leading, Val last) const;
-  /// The element there, as f32, through the read-only path.
+  /// The element there, as f32, through the read-only path if that may be.
   Val loadScalar(llvm::ArrayRef<Val> leading, Val last) const;
-  /// `count` elements from there on, in f32, which the kernel does not write.
+  /// `count` elements from there on, in the same way.
   /// They are loaded `alignment` at once, a power of two that the position is a
   /// multiple of.
   Vals elements(llvm::ArrayRef<Val> leading, Val last, int64_t count,
@@ -130,6 +144,7 @@ public:
   int64_t bytes() const { return element.getIntOrFloatBitWidth() / 8; }
 
   mlir::Type element;
+  bool isReadOnly = true;
 
 private:
   KernelBuilder *k = nullptr;
@@ -230,6 +245,36 @@ private:
   mlir::Value starts;
 };
 
+/// Where the states of sequences lie: each sequence has a row of its own, or
+/// names a slot of a pool.
+class DeviceSlots {
+public:
+  DeviceSlots(GPULowering &lowering, KernelBuilder &k,
+              const StateBuffers &states);
+
+  struct Place {
+    /// i32: the row of the tensors of states.
+    Val row;
+    /// Whether the sequence has it; null if it does in any case. If not, it
+    /// starts from zero and its last state goes nowhere.
+    Val there;
+
+    Val writes(KernelBuilder &k) const {
+      return there ? there : k.boolean(true);
+    }
+  };
+  Place of(KernelBuilder &k, Val sequence) const;
+  /// What `load` makes of the states at `place`; zeros if it is not there.
+  static Vals ifThere(KernelBuilder &k, const Place &place,
+                      llvm::function_ref<Vals()> load);
+  /// Has the kernel report a slot that the pool does not have.
+  void check(KernelBuilder &k, const Place &place) const;
+
+private:
+  DeviceTensor slots;
+  Val limit, record;
+};
+
 /// The chunk of a scan as an index of at least 1: its operand, its constant, or
 /// the whole length. Fails, with an error, on an unbound site.
 mlir::FailureOr<mlir::Value> getDeviceChunk(GPULowering &lowering,
@@ -237,18 +282,31 @@ mlir::FailureOr<mlir::Value> getDeviceChunk(GPULowering &lowering,
                                             mlir::Value length);
 
 /// One token of every sequence of a scan that is not packed, into the memrefs
-/// `y` and `last` (null where there is no last state).
+/// `y` and `states.last`.
 void emitSelectiveScanStep(GPULowering &lowering, ssm::SelectiveScanOp op,
                            const DeviceSequences &sequences, mlir::Value y,
-                           mlir::Value last);
+                           const StateBuffers &states);
+void emitSSDStep(GPULowering &lowering, ssm::SSDOp op,
+                 const DeviceSequences &sequences, mlir::Value y,
+                 const StateBuffers &states);
+
+/// What a token of a head does to its states: they are multiplied by 2 to the
+/// `exponent`, its inputs by `step`.
+struct SSDDecay {
+  Val step, exponent;
+};
+/// From a token's dt or logarithm of the decay, `raw`; `rate` is A log2(e) of
+/// the head, `shift` its bias, null where there are none.
+SSDDecay ssdDecay(KernelBuilder &k, ssm::SSDOp op, Val raw, Val rate,
+                  Val shift);
 
 /// Whether emitSSDOnTensorCores() takes the op.
 bool fitsTensorCores(const GPULowering &lowering, ssm::SSDOp op);
-/// A scan with its chunk, null for unsplit, into the memrefs `y` and `last`
-/// (null where there is no last state).
+/// A scan with its chunk, null for unsplit, into the memref `y` and the buffers
+/// of its states.
 void emitSSDOnTensorCores(GPULowering &lowering, ssm::SSDOp op,
                           const DeviceSequences &sequences, mlir::Value chunk,
-                          mlir::Value y, mlir::Value last);
+                          mlir::Value y, const StateBuffers &states);
 
 template <typename OpTy>
 struct GPULoweringPattern : public mlir::OpRewritePattern<OpTy> {

@@ -170,14 +170,15 @@ Val KernelBuilder::argument(Value value, Type type) {
   return known = wrap(function.getArgument(index));
 }
 
-Val KernelBuilder::pointer(Value address) {
+Val KernelBuilder::pointer(Value address, Value memory) {
   auto type = LLVM::LLVMPointerType::get(b.getContext(), kGlobal);
-  // The host has an integer: the launch passes its bits.
-  if (Val known = arguments.lookup(address))
+  Value key = memory ? memory : address;
+  if (Val known = arguments.lookup(key))
     return known;
+  // The host has an integer: the launch passes its bits.
   Value passed = LLVM::IntToPtrOp::create(host, loc, type, address);
   Val made = argument(passed, type);
-  return arguments[address] = made;
+  return arguments[key] = made;
 }
 
 Val KernelBuilder::i64Argument(Value value) {
@@ -777,10 +778,6 @@ Vals KernelBuilder::reduceBlock(
 
 Vals KernelBuilder::reduceScatter(Vals items, int64_t lanes, Val q) {
   int64_t count = items.size();
-  // Lanes beyond the items have nobody to keep what they would: plain sums.
-  for (int64_t mask = lanes / 2; mask >= count; mask /= 2)
-    for (Val &item : items)
-      item = item + shuffleXor(item, mask);
   for (int64_t mask = std::min(lanes, count) / 2; mask >= 1; mask /= 2) {
     Val upper = (q & mask) != 0;
     int64_t half = items.size() / 2;
@@ -792,6 +789,10 @@ Vals KernelBuilder::reduceScatter(Vals items, int64_t lanes, Val q) {
     }
     items = kept;
   }
+  // Lanes beyond the items have nobody to keep what they would: plain sums of
+  // the one that is left.
+  for (int64_t mask = count; mask < lanes; mask *= 2)
+    items[0] = items[0] + shuffleXor(items[0], mask);
   return items;
 }
 

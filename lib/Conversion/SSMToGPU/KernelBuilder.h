@@ -108,8 +108,9 @@ public:
   //-------------------------------------------------------===//
 
   /// A pointer to global memory whose address the host has as i64. A host value
-  /// is passed once, however often it is asked for.
-  Val pointer(mlir::Value address);
+  /// is passed once, however often it is asked for, and so is the address of
+  /// `memory`, where that is given.
+  Val pointer(mlir::Value address, mlir::Value memory = {});
   /// An index or i64 of the host, as i64 or, where it is known to fit, i32.
   Val i64Argument(mlir::Value value);
   Val i32Argument(mlir::Value value);

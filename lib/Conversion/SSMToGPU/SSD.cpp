@@ -104,9 +104,9 @@ struct SSDTiling {
   int64_t tileBytes() const { return steps * rowBytes(); }
   int64_t inputBytes() const { return 4 * steps * channelsPerWarp(); }
   /// Blocks that should fit on a multiprocessor. More of them would have too
-  /// few registers for a block of tokens; a single token waits for memory only.
+  /// few registers for a block of tokens.
   int64_t minBlocks(bool hasOutput) const {
-    return (steps == 1 ? 16 : hasOutput ? 8 : 12) / warps;
+    return (hasOutput ? 8 : 12) / warps;
   }
 };
 
@@ -127,7 +127,8 @@ struct SSDOperands {
   /// the ends of chunks, later at their starts, and the exponents of 2 that
   /// chunks decay by.
   Value chunkStates, chunkSums;
-  Value y, last;
+  Value y;
+  StateBuffers states;
 };
 
 class SSDKernels {
@@ -147,10 +148,10 @@ public:
       return failure();
     SSDOperands s;
     s.y = y;
-    s.last = op.getFinalStates() ? e.allocate(1) : Value();
+    s.states = e.stateBuffers(op.getInitialStates(), op.getStateSlots());
     e.makeBuffers();
     bool isChunked = op.getChunkSize() || op.getScanChunkAttr();
-    if (fitsTensorCores(e, op)) {
+    if (!isStep() && fitsTensorCores(e, op)) {
       // What tiles would be mostly empty for.
       e.ifThen(
           e.cmp(arith::CmpIPredicate::sle, sequences.length,
@@ -158,9 +159,9 @@ public:
           [&] { emitUnsplit(s); },
           [&] {
             emitSSDOnTensorCores(e, op, sequences,
-                                 isChunked ? *chunk : Value(), s.y, s.last);
+                                 isChunked ? *chunk : Value(), s.y, s.states);
           });
-    } else if (!isChunked) {
+    } else if (isStep() || !isChunked) {
       emitUnsplit(s);
     } else {
       s.chunk = *chunk;
@@ -170,16 +171,21 @@ public:
           [&] { emitUnsplit(s); }, [&] { emitChunked(s); });
     }
     SmallVector<Value> results{s.y};
-    if (s.last)
-      results.push_back(s.last);
+    if (s.states.last)
+      results.push_back(s.states.last);
     e.replaceWith(results);
     return success();
   }
 
 private:
+  int64_t length() {
+    return cast<RankedTensorType>(op.getX().getType()).getDimSize(1);
+  }
+  /// Whether all sequences are known to be of one token.
+  bool isStep() { return !op.getSeqStarts() && length() == 1; }
   void emitUnsplit(const SSDOperands &s);
   void emitChunked(SSDOperands s);
-  void emitScan(const SSDOperands &s, SSDPass pass, int64_t steps);
+  void emitScan(const SSDOperands &s, SSDPass pass);
   void emitCarry(const SSDOperands &s);
 
   GPULowering &e;
@@ -192,10 +198,15 @@ private:
 
 void SSDKernels::emitUnsplit(const SSDOperands &s) {
   // Decode: a block of tokens would be computed for one.
-  e.ifThen(
-      e.cmp(arith::CmpIPredicate::sle, sequences.length, e.index(1)),
-      [&] { emitScan(s, SSDPass::Whole, 1); },
-      [&] { emitScan(s, SSDPass::Whole, kSteps); });
+  auto step = [&] { emitSSDStep(e, op, sequences, s.y, s.states); };
+  auto scan = [&] { emitScan(s, SSDPass::Whole); };
+  if (isStep())
+    step();
+  else if (!op.getSeqStarts() && ShapedType::isDynamic(length()))
+    e.ifThen(e.cmp(arith::CmpIPredicate::eq, sequences.length, e.index(1)),
+             step, scan);
+  else
+    scan();
 }
 
 void SSDKernels::emitChunked(SSDOperands s) {
@@ -205,17 +216,17 @@ void SSDKernels::emitChunked(SSDOperands s) {
                               f32);
   s.chunkSums =
       e.workspace({sequences.count, s.chunkCount, e.index(heads)}, f32);
-  emitScan(s, SSDPass::States, kSteps);
+  emitScan(s, SSDPass::States);
   emitCarry(s);
-  emitScan(s, SSDPass::Outputs, kSteps);
+  emitScan(s, SSDPass::Outputs);
 }
 
-void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
+void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass) {
+  constexpr int64_t steps = kSteps;
   bool hasOutput = pass != SSDPass::States;
   bool isDecay = static_cast<bool>(op.getDecay());
   StringRef name = pass == SSDPass::States    ? "ssd_states"
                    : pass == SSDPass::Outputs ? "ssd_outputs"
-                   : steps == 1               ? "ssd_step"
                                               : "ssd";
   SSDTiling t(channels, states, steps);
   KernelBuilder k(e.host, e.loc, e.kernels, name,
@@ -234,8 +245,8 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
     y = OutputStream(e, k, s.y);
   }
   if (pass == SSDPass::Whole) {
-    initial = DeviceTensor(e, k, e.buffer(op.getInitialStates()));
-    last = DeviceTensor(e, k, s.last);
+    initial = DeviceTensor(e, k, s.states.initial, !s.states.isInPlace());
+    last = DeviceTensor(e, k, s.states.last);
   } else {
     chunkStates = DeviceTensor(e, k, s.chunkStates);
     if (pass == SSDPass::States)
@@ -255,8 +266,11 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
   Val head = block / double(t.slices);
   Val group = head / double(heads / groups);
   Val sequence = rowOfBlock(k);
+  DeviceSlots slots(e, k, pass == SSDPass::Whole ? s.states : StateBuffers());
   auto walk = [&] {
     auto [batch, begin, tokens] = sequences.range(k, sequence);
+    DeviceSlots::Place place = slots.of(k, sequence);
+    slots.check(k, place);
     Val first = k.i32(0), length = tokens;
     if (pass != SSDPass::Whole) {
       // In 64 bits: chunks may be as long as they like.
@@ -285,7 +299,7 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
       Val channel = k.min(laneChannel + double(j), k.i32(channels - 1));
       if (tensor.rank() == 5)
         return Vals{sequence, chunkIndex, head, channel};
-      return Vals{sequence, head, channel};
+      return Vals{place.row, head, channel};
     };
     auto loadStates = [&](const DeviceTensor &tensor, int64_t alignment) {
       int64_t width = std::gcd(alignment, kVector);
@@ -329,8 +343,10 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
     };
     Vals state(t.heldStates(), k.f32(0));
     if (initial)
-      state = loadStates(initial,
-                         std::gcd(states, rowAlignment(op.getInitialStates())));
+      state = slots.ifThere(k, place, [&] {
+        return loadStates(
+            initial, std::gcd(states, rowAlignment(op.getInitialStates())));
+      });
     else if (pass == SSDPass::Outputs)
       state = loadStates(chunkStates, states);
 
@@ -438,22 +454,8 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
         return values;
       };
       // 1. Decays, inputs, rows of B and C.
-      Val raw = take(dt, 1)[0], step = k.f32(1), exponent;
-      if (isDecay) {
-        exponent = raw * kLog2E;
-      } else {
-        step = raw;
-        if (bias)
-          step = step + shift;
-        if (op.getDtSoftplus())
-          step = k.softplus(step);
-        if (auto limit = op.getDtLimit()) {
-          // Keeps NaN.
-          step = k.select(step < (*limit)[0], k.f32((*limit)[0]), step);
-          step = k.select(step > (*limit)[1], k.f32((*limit)[1]), step);
-        }
-        exponent = step * rate;
-      }
+      SSDDecay own = ssdDecay(k, op, take(dt, 1)[0], rate, shift);
+      Val step = own.step, exponent = own.exponent;
       // A token that is not there leaves the state as it is.
       Val there = t0 + decayStep < length;
       exponent = k.select(there, exponent, k.f32(0));
@@ -463,13 +465,9 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
         sum = k.select(decayStep >= double(delta),
                        sum + k.shuffleUp(sum, delta), sum);
       // False if there is a NaN.
-      Val isMild;
-      Val inputScale = step, outputScale;
-      if (steps > 1) {
-        isMild = k.warpSum(k.abs(exponent), steps) <= kMaxExponent;
-        inputScale = k.select(isMild, step * k.ex2(-sum), step);
-        outputScale = k.select(isMild, k.ex2(sum), k.f32(1));
-      }
+      Val isMild = k.warpSum(k.abs(exponent), steps) <= kMaxExponent;
+      Val inputScale = k.select(isMild, step * k.ex2(-sum), step);
+      Val outputScale = k.select(isMild, k.ex2(sum), k.f32(1));
       if (pass == SSDPass::States)
         total = total + k.shuffleIndex(sum, k.i32(steps - 1));
       // What gates is unpacked when it is needed.
@@ -481,10 +479,8 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
           llvm::append_range(gates, loaded.take_front(z.numLoaded()));
           loaded = loaded.drop_front(z.numLoaded());
         }
-        Val scale = inputScale;
-        if (steps > 1)
-          scale =
-              k.shuffleIndex(inputScale, ownToken + double(t.tokenOffset(i)));
+        Val scale =
+            k.shuffleIndex(inputScale, ownToken + double(t.tokenOffset(i)));
         Val isToken = t0 + ownToken + double(t.tokenOffset(i)) < length;
         Vals scaled;
         for (Val value : values)
@@ -548,8 +544,7 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
                        k.f32Type(), t.channelsPerLane);
           Val decay;
           if (!isScaled)
-            decay = k.ex2(steps > 1 ? k.shuffleIndex(exponent, k.i32(i))
-                                    : exponent);
+            decay = k.ex2(k.shuffleIndex(exponent, k.i32(i)));
           Vals out(t.channelsPerLane);
           for (int64_t v = 0; v < vectors; ++v) {
             Vals b = rowVector(stateRow, i, v), c;
@@ -579,10 +574,8 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
         llvm::append_range(now, sums);
         return now;
       };
-      Vals results = steps > 1 ? k.ifValues(
-                                     isMild, [&] { return recur(true); },
-                                     [&] { return recur(false); })
-                               : recur(false);
+      Vals results = k.ifValues(
+          isMild, [&] { return recur(true); }, [&] { return recur(false); });
       h.assign(results.begin(), results.begin() + h.size());
       if (!hasOutput)
         return following;
@@ -590,10 +583,8 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
       // 3. The outputs of the lane's own tokens.
       Vals outputs(ArrayRef(results).drop_front(h.size()));
       for (int64_t i = 0; i < t.tokensPerLane(); ++i) {
-        Val scale;
-        if (steps > 1)
-          scale =
-              k.shuffleIndex(outputScale, ownToken + double(t.tokenOffset(i)));
+        Val scale =
+            k.shuffleIndex(outputScale, ownToken + double(t.tokenOffset(i)));
         Vals out, gates;
         for (int64_t j = 0; z && j < pieces; ++j)
           llvm::append_range(
@@ -601,9 +592,7 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
               z.values(ArrayRef(zs[i]).slice(j * z.numLoaded(), z.numLoaded()),
                        width));
         for (int64_t j = 0; j < t.run(); ++j) {
-          Val value = outputs[i * t.run() + j];
-          if (scale)
-            value = value * scale;
+          Val value = outputs[i * t.run() + j] * scale;
           if (D)
             value = k.fma(skip[j], xs[i][j], value);
           if (z)
@@ -656,7 +645,7 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
         [&]() -> Vals { return carried; });
     ArrayRef<Val> states = ArrayRef(end).take_front(state.size());
     if (last)
-      storeStates(last, states);
+      k.ifThen(place.writes(k), [&] { storeStates(last, states); });
     if (hasTotal) {
       // A chunk that the sequence does not have is not read.
       storeStates(chunkStates, states);
@@ -677,9 +666,11 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass, int64_t steps) {
 void SSDKernels::emitCarry(const SSDOperands &s) {
   constexpr int64_t kThreads = 128, kAhead = 8;
   KernelBuilder k(e.host, e.loc, e.kernels, "ssd_carry", {kThreads, 0});
-  DeviceTensor initial(e, k, e.buffer(op.getInitialStates()));
+  DeviceTensor initial(e, k, s.states.initial, !s.states.isInPlace()),
+      last(e, k, s.states.last);
   DeviceTensor chunkStates(e, k, s.chunkStates);
-  DeviceTensor chunkSums(e, k, s.chunkSums), last(e, k, s.last);
+  DeviceTensor chunkSums(e, k, s.chunkSums);
+  DeviceSlots slots(e, k, s.states);
   int64_t count = heads * channels * states;
   Val index = k.blockIdx('x') * double(kThreads) + k.threadIdx();
   Val sequence = rowOfBlock(k);
@@ -692,7 +683,13 @@ void SSDKernels::emitCarry(const SSDOperands &s) {
     Val chunk = k.i64Argument(s.chunk);
     // Those of this sequence: shorter ones have fewer.
     Val chunks = k.toI32((k.toI64(range.length) + chunk - 1.0) / chunk);
-    Val h = initial ? initial.loadScalar({sequence, head, p}, n) : k.f32(0);
+    DeviceSlots::Place place = slots.of(k, sequence);
+    slots.check(k, place);
+    Val h = k.f32(0);
+    if (initial)
+      h = slots.ifThere(k, place, [&]() -> Vals {
+        return {initial.loadScalar({place.row, head, p}, n)};
+      })[0];
     Val state = chunkStates.at({sequence, k.i32(0), head, p}, n);
     Val sum = chunkSums.at({sequence, k.i32(0)}, head);
     auto stateAt = [&](Val i) {
@@ -720,7 +717,10 @@ void SSDKernels::emitCarry(const SSDOperands &s) {
           return {h};
         });
     if (last)
-      k.store(k.pack({end[0]}, last.element), last.at({sequence, head, p}, n));
+      k.ifThen(place.writes(k), [&] {
+        k.store(k.pack({end[0]}, last.element),
+                last.at({place.row, head, p}, n));
+      });
   });
   k.launch(
       e.gridOf(e.index(llvm::divideCeil(count, kThreads)), sequences.count));

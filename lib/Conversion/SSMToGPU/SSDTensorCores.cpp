@@ -28,9 +28,10 @@
 // meet at the first of the later token's 16.
 //
 // Cut into segments, a first kernel computes each segment's own state at its
-// end; the second starts each from the sum of what its predecessors leave, as
-// far back as their decays are not 0. The first walks backwards, as then the
-// decay to the segment's end is known for every token.
+// end, the first one's from the initial state; the second starts each from the
+// sum of what its predecessors leave, as far back as their decays are not 0. The
+// first walks backwards, as then the decay to the segment's end is known for
+// every token.
 //
 //===----------------------------------------------------------------------===//
 
@@ -147,14 +148,14 @@ struct Turn {
 class SSDTensorKernels {
 public:
   SSDTensorKernels(GPULowering &e, SSDOp op, const DeviceSequences &sequences,
-                   Value y, Value last)
+                   Value y, const StateBuffers &buffers)
       : e(e), op(op),
         heads(cast<RankedTensorType>(op.getX().getType()).getDimSize(2)),
         groups(cast<RankedTensorType>(op.getB().getType()).getDimSize(2)),
         t(cast<RankedTensorType>(op.getX().getType()).getDimSize(3),
           cast<RankedTensorType>(op.getB().getType()).getDimSize(3)),
         element(cast<RankedTensorType>(op.getX().getType()).getElementType()),
-        sequences(sequences), y(y), last(last) {}
+        sequences(sequences), y(y), buffers(buffers) {}
 
   void emit(Value chunk) {
     Value most = e.max(e.ceilDiv(sequences.length, e.index(kTokens)),
@@ -165,11 +166,12 @@ public:
       tiles = e.min(e.max(e.ceilDiv(chunk, e.index(kTokens)), e.index(1)), most);
       segments = e.ceilDiv(most, tiles);
     }
-    // Of all segments but the last.
+    // Of all segments but the last; and what the first starts from.
     Value kept = e.host.createOrFold<arith::SubIOp>(e.loc, segments, e.index(1));
+    Value rooms = buffers.initial ? segments : kept;
     Type f32 = e.host.getF32Type();
     segmentStates = e.workspace(
-        {sequences.count, kept, e.index(heads * t.slices),
+        {sequences.count, rooms, e.index(heads * t.slices),
          e.index(t.states * kSlice)},
         f32);
     segmentSums = e.workspace({sequences.count, kept, e.index(heads)}, f32);
@@ -188,10 +190,12 @@ private:
   SSDTensorTiling t;
   Type element;
   const DeviceSequences &sequences;
-  Value y, last;
+  Value y;
+  StateBuffers buffers;
   /// Tiles of a segment, segments, and what the first kernel leaves: f32,
   /// [sequences, segments - 1, slices of heads, states x 64] in the order of
-  /// the registers, and [sequences, segments - 1, heads], exponents.
+  /// the registers, and [sequences, segments - 1, heads], exponents. One more of
+  /// the former has the initial states, which the second kernel may write over.
   Value tiles, segments, segmentStates, segmentSums;
 };
 } // namespace
@@ -208,14 +212,15 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
   DeviceTensor A(e, k, e.buffer(op.getA()));
   DeviceTensor bias(e, k, isDecay ? Value() : e.buffer(op.getDtBias()));
   DeviceTensor states(e, k, segmentStates), sums(e, k, segmentSums);
-  DeviceTensor C, D, initial, final, plainOutput;
+  DeviceTensor initial(e, k, buffers.initial);
+  DeviceSlots slots(e, k, buffers);
+  DeviceTensor C, D, final, plainOutput;
   InputStream z;
   OutputStream output;
   if (!isStates) {
     C = DeviceTensor(e, k, e.buffer(op.getC()));
     D = DeviceTensor(e, k, e.buffer(op.getD()));
-    initial = DeviceTensor(e, k, e.buffer(op.getInitialStates()));
-    final = DeviceTensor(e, k, last);
+    final = DeviceTensor(e, k, buffers.last);
     z = InputStream(e, k, op.getZ());
     output = OutputStream(e, k, y);
     plainOutput = DeviceTensor(e, k, y);
@@ -306,6 +311,9 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
     DeviceSequences::Range range = sequences.range(k, sequence);
     Val batch64 = k.toI64(range.batch), row0 = k.toI64(range.begin);
     Val length = range.length;
+    DeviceSlots::Place place = slots.of(k, sequence);
+    if (!isStates)
+      slots.check(k, place);
     Val perSegmentTiles = k.i32Argument(tiles);
     Val tileCount = (length + double(kTokens - 1)) / double(kTokens);
     Val lastSegment = k.max(
@@ -515,8 +523,12 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
                     k.offset(k.offset(to, 4 * Factors::kState), lane * 4.0));
           };
           if (isStates) {
-            // To the end of the segment.
+            // To the end of the segment; the last is of all of it.
             putState(total + last);
+            k.ifThen(lane == 0.0, [&] {
+              k.store(k.ex2(total + last),
+                      k.offset(to, 4 * Factors::kDecay));
+            });
           } else {
             // The first token of the square of 16.
             Val anchor = k.shuffleIndex(cs[0], lane & 24);
@@ -677,7 +689,7 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
       // Of the warp's rows.
       Val channel = slice * double(kSlice) + warp * 16.0 + g8;
       auto leading = [&](int64_t half) {
-        return Vals{sequence, head,
+        return Vals{place.row, head,
                     k.min(channel + double(8 * half), k.i32(t.channels - 1))};
       };
       Val own = states.at({sequence, k.i32(0), head * double(t.slices) + slice},
@@ -685,6 +697,27 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
       auto kept = [&](Val of, int64_t i) {
         return k.offset(k.offset(own, k.toI64(of) * states.stride(1)),
                         i * 4 * kGroup);
+      };
+      auto loadKept = [&](Val of) {
+        Vals out;
+        for (int64_t r = 0; r < held; r += 4)
+          llvm::append_range(
+              out, k.unpack(k.load(kept(of, r), k.packedType(k.f32Type(), 4)),
+                            k.f32Type(), 4));
+        return out;
+      };
+      auto loadInitial = [&] {
+        return DeviceSlots::ifThere(k, place, [&] {
+          Vals out;
+          for (int64_t r = 0; r < held; r += 4)
+            for (int64_t half = 0; half < 2; ++half)
+              llvm::append_range(
+                  out, k.unpack(k.load(initial.at(leading(half),
+                                                  t4 * 2.0 + double(2 * r)),
+                                       k.packedType(initial.element, 2)),
+                                initial.element, 2));
+          return out;
+        });
       };
       if (!isStates) {
         k.ifThen(k.i32Argument(segments) > 1.0, [&] { k.waitForPredecessors(); });
@@ -700,42 +733,26 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
                   [&]() -> Vals {
                     Val of = start - i;
                     Val scale = in[held];
-                    Vals out;
-                    for (int64_t r = 0; r < held; r += 4) {
-                      Vals v = k.unpack(
-                          k.load(kept(of, r), k.packedType(k.f32Type(), 4)),
-                          k.f32Type(), 4);
-                      for (int64_t j = 0; j < 4; ++j)
-                        out.push_back(k.fma(scale, v[j], in[r + j]));
-                    }
+                    Vals out = loadKept(of);
+                    for (int64_t r = 0; r < held; ++r)
+                      out[r] = k.fma(scale, out[r], in[r]);
                     Val sum = k.load(sums.at({sequence, of}, head), k.f32Type());
                     out.push_back(scale * k.ex2(sum));
                     return out;
                   },
                   [&]() -> Vals { return Vals(in); });
             });
-        if (initial)
-          carried = k.ifValues(
-              carried[held] != 0.0,
-              [&]() -> Vals {
-                Vals out;
-                for (int64_t r = 0; r < held; r += 4)
-                  for (int64_t half = 0; half < 2; ++half) {
-                    Vals v = k.unpack(
-                        k.load(initial.at(leading(half),
-                                          t4 * 2.0 + double(2 * r)),
-                               k.packedType(initial.element, 2), true),
-                        initial.element, 2);
-                    for (int64_t j = 0; j < 2; ++j)
-                      out.push_back(k.fma(carried[held], v[j],
-                                          carried[r + 2 * half + j]));
-                  }
-                out.push_back(carried[held]);
-                return out;
-              },
-              [&]() -> Vals { return carried; });
         carried.resize(held);
         state = carried;
+        if (initial)
+          state = k.ifValues(
+              segment == 0.0,
+              [&] {
+                return k.ifValues(
+                    k.i32Argument(segments) == 1.0, loadInitial,
+                    [&] { return loadKept(k.i32Argument(segments) - 1.0); });
+              },
+              [&]() -> Vals { return state; });
       }
 
       Val staging, stagingMemory;
@@ -792,22 +809,42 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
       };
 
       if (isStates) {
-        Vals end = forTiles(state, [&](Val, Turn turn,
-                                       ArrayRef<Val> in) -> Vals {
+        Vals carried(state);
+        carried.push_back(k.f32(1));
+        Vals end = forTiles(carried, [&](Val, Turn turn,
+                                         ArrayRef<Val> in) -> Vals {
           Val stage = stageAt(turn.stage);
           Val tile = stage + double(inputsOffset) + unit * double(t.inputBytes());
           waitBarrier(k, factored(turn.stage), turn.phase);
           waitBarrier(k, full(turn.stage), turn.phase);
           fenceForProducts(k);
-          Vals inputs =
-              weighInputs(tile, factorsAt(turn.stage, headIndex));
-          Vals out = waitProducts(k, 0, updateState(inputs, stage, in));
+          Val f = factorsAt(turn.stage, headIndex);
+          Vals inputs = weighInputs(tile, f);
+          Val decay = k.load(k.offset(f, 4 * Factors::kDecay), k.f32Type());
+          Vals out = waitProducts(
+              k, 0, updateState(inputs, stage, in.take_front(held)));
           release(turn);
+          out.push_back(decay);
           return out;
         });
         k.ifThen(isLive, [&] {
-          for (int64_t r = 0; r < held; r += 4)
-            k.store(k.vector(ArrayRef(end).slice(r, 4)), kept(segment, r));
+          auto store = [&](ArrayRef<Val> values, Val to) {
+            for (int64_t r = 0; r < held; r += 4)
+              k.store(k.vector(values.slice(r, 4)), kept(to, r));
+          };
+          Vals left(ArrayRef(end).take_front(held));
+          if (initial)
+            left = k.ifValues(
+                segment == 0.0,
+                [&] {
+                  Vals first = loadInitial(), out;
+                  store(first, k.i32Argument(segments) - 1.0);
+                  for (int64_t r = 0; r < held; ++r)
+                    out.push_back(k.fma(end[held], first[r], left[r]));
+                  return out;
+                },
+                [&] { return left; });
+          store(left, segment);
         });
         return;
       }
@@ -980,7 +1017,9 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
           sumsOfTile = startProducts(k, kTokens, parts[first / most],
                                      sumsOfTile, element);
         }
-        k.ifThen(i > 0.0, [&] { writeOutputs(tileAt(i - 1.0)); });
+        auto writeBefore = [&] {
+          k.ifThen(i > 0.0, [&] { writeOutputs(tileAt(i - 1.0)); });
+        };
         auto scaleOutputs = [&] {
           Val from = k.offset(f, t4 * 8.0);
           for (int64_t q = 0; q < 8; ++q) {
@@ -1007,6 +1046,7 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
         };
         if (isWide) {
           // Few registers are left: outputs first.
+          writeBefore();
           sumsOfTile = waitProducts(k, 0, sumsOfTile);
           scaleOutputs();
           scaleState();
@@ -1020,6 +1060,7 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
           return next;
         }
         startState();
+        writeBefore();
         sumsOfTile =
             waitProducts(k, static_cast<int64_t>(pieces.size()), sumsOfTile);
         scaleOutputs();
@@ -1034,7 +1075,7 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
       k.ifThen(count > 0.0, [&] { writeOutputs(endTile - 1.0); });
 
       if (final)
-        k.ifThen(isLive & (segment == lastSegment), [&] {
+        k.ifThen(isLive & (segment == lastSegment) & place.writes(k), [&] {
           for (int64_t half = 0; half < 2; ++half)
             k.ifThen(channel + double(8 * half) < double(t.channels), [&] {
               for (int64_t r = 0; r < held; r += 4)
@@ -1111,6 +1152,6 @@ bool corey::fitsTensorCores(const GPULowering &lowering, SSDOp op) {
 
 void corey::emitSSDOnTensorCores(GPULowering &lowering, SSDOp op,
                                  const DeviceSequences &sequences, Value chunk,
-                                 Value y, Value last) {
-  SSDTensorKernels(lowering, op, sequences, y, last).emit(chunk);
+                                 Value y, const StateBuffers &states) {
+  SSDTensorKernels(lowering, op, sequences, y, states).emit(chunk);
 }

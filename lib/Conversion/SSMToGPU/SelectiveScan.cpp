@@ -168,7 +168,8 @@ struct ScanOperands {
   /// f32, [sequences, chunks, D, N] and [sequences, chunks, D]: states at the
   /// ends of chunks, later at their starts, and sums of dt.
   Value chunkStates, chunkSteps;
-  Value y, last;
+  Value y;
+  StateBuffers states;
 };
 
 /// Writes `count` states from `n` of a token to a tile at `to`.
@@ -224,13 +225,13 @@ public:
       return failure();
     ScanOperands s;
     s.y = y;
-    s.last = op.getLastState() ? e.allocate(1) : Value();
+    s.states = e.stateBuffers(op.getInitialState(), op.getStateSlots());
     e.makeBuffers();
     // Packed sequences and long ones are never a token each.
     int64_t length = cast<RankedTensorType>(op.getU().getType()).getDimSize(1);
     bool canStep =
         !op.getSeqStarts() && (length == 1 || ShapedType::isDynamic(length));
-    auto step = [&] { emitSelectiveScanStep(e, op, sequences, y, s.last); };
+    auto step = [&] { emitSelectiveScanStep(e, op, sequences, y, s.states); };
     if (length == 1 && canStep)
       step();
     else if (canStep)
@@ -239,8 +240,8 @@ public:
     else
       emitTokens(s, *chunk);
     SmallVector<Value> results{s.y};
-    if (s.last)
-      results.push_back(s.last);
+    if (s.states.last)
+      results.push_back(s.states.last);
     e.replaceWith(results);
     return success();
   }
@@ -414,13 +415,15 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
   DeviceTensor bias(e, k, e.buffer(op.getDeltaBias()));
   DeviceTensor initial, chunkStates, chunkSteps;
   if (pass == ScanPass::Whole) {
-    initial = DeviceTensor(e, k, e.buffer(op.getInitialState()));
-    last = DeviceTensor(e, k, s.last);
+    initial = DeviceTensor(e, k, s.states.initial, !s.states.isInPlace());
+    last = DeviceTensor(e, k, s.states.last);
   } else {
     chunkStates = DeviceTensor(e, k, s.chunkStates);
     if (pass == ScanPass::States)
       chunkSteps = DeviceTensor(e, k, s.chunkSteps);
   }
+
+  DeviceSlots slots(e, k, pass == ScanPass::Whole ? s.states : StateBuffers());
 
   // Which channels, which tokens.
   int64_t tilesPerGroup = llvm::divideCeil(perGroup, t.channels());
@@ -436,6 +439,8 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
   Val active = (tile < tiles) & (sequence < k.i32Argument(sequences.count));
   k.ifThen(active, [&] {
     auto [batch, begin, tokens] = sequences.range(k, sequence);
+    DeviceSlots::Place place = slots.of(k, sequence);
+    slots.check(k, place);
     Val first = k.i32(0), length = tokens;
     if (pass != ScanPass::Whole) {
       // In 64 bits: chunks may be as long as they like.
@@ -472,18 +477,14 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
       return k.select(n < states, get(k.min(n, k.i32(states - 1))), k.f32(0));
     };
     auto scalar = [&](const DeviceTensor &tensor, ArrayRef<Val> leading,
-                      Val at) {
-      return k.unpack(
-          k.load(tensor.at(leading, at), k.packedType(tensor.element, 1), true),
-          tensor.element, 1)[0];
-    };
+                      Val at) { return tensor.loadScalar(leading, at); };
     for (int64_t j = 0; j < count; ++j) {
       for (int64_t i = 0; i < t.statesPerLane; ++i) {
         rate[j].push_back(ifState(
             i, [&](Val n) { return scalar(A, {channelAt(j)}, n) * kLog2E; }));
+        if (initial)
+          continue;
         state.push_back(ifState(i, [&](Val n) {
-          if (initial)
-            return scalar(initial, {sequence, channelAt(j)}, n);
           if (pass == ScanPass::Outputs)
             return k.load(
                 chunkStates.at({sequence, chunkIndex, channelAt(j)}, n),
@@ -494,6 +495,16 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
       skip.push_back(D ? scalar(D, {}, channelAt(j)) : Val());
       shift.push_back(bias ? scalar(bias, {}, channelAt(j)) : Val());
     }
+    if (initial)
+      state = slots.ifThere(k, place, [&] {
+        Vals loaded;
+        for (int64_t j = 0; j < count; ++j)
+          for (int64_t i = 0; i < t.statesPerLane; ++i)
+            loaded.push_back(ifState(i, [&](Val n) {
+              return scalar(initial, {place.row, channelAt(j)}, n);
+            }));
+        return loaded;
+      });
 
     // The warp's shared memory: [2][pairs | B | C].
     Val memory =
@@ -781,14 +792,14 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
 
     if (!last && pass != ScanPass::States)
       return;
-    k.ifThen(inside, [&] {
+    k.ifThen(place.there ? inside & place.there : inside, [&] {
       for (int64_t j = 0; j < count; ++j)
         for (int64_t i = 0; i < t.statesPerLane; ++i) {
           auto write = [&] {
             Val h = end[j * t.statesPerLane + i];
             if (last)
               k.store(k.pack({h}, last.element),
-                      last.at({sequence, channelAt(j)}, stateIndex(i)));
+                      last.at({place.row, channelAt(j)}, stateIndex(i)));
             else
               k.store(h, chunkStates.at({sequence, chunkIndex, channelAt(j)},
                                         stateIndex(i)));
@@ -834,8 +845,9 @@ void SelectiveScanKernels::emitSplitKernel(const ScanOperands &s,
   DeviceTensor C(e, k, e.buffer(op.getC())), D(e, k, e.buffer(op.getD()));
   OutputStream y(e, k, s.y);
   DeviceTensor bias(e, k, e.buffer(op.getDeltaBias()));
-  DeviceTensor initial(e, k, e.buffer(op.getInitialState()));
-  DeviceTensor last(e, k, s.last);
+  DeviceTensor initial(e, k, s.states.initial, !s.states.isInPlace()),
+      last(e, k, s.states.last);
+  DeviceSlots slots(e, k, s.states);
   StateLayout layouts[2] = {StateLayout(B.element, t),
                             StateLayout(C.element, t)};
 
@@ -847,9 +859,7 @@ void SelectiveScanKernels::emitSplitKernel(const ScanOperands &s,
   Val partials = k.shared(4 * 2 * t.partialWords());
 
   auto scalar = [&](const DeviceTensor &tensor, ArrayRef<Val> leading, Val at) {
-    return k.unpack(
-        k.load(tensor.at(leading, at), k.packedType(tensor.element, 1), true),
-        tensor.element, 1)[0];
+    return tensor.loadScalar(leading, at);
   };
   int64_t tilesPerGroup = llvm::divideCeil(perGroup, t.channels);
   Val block = k.blockIdx('x'), sequence = rowOfBlock(k);
@@ -883,13 +893,20 @@ void SelectiveScanKernels::emitSplitKernel(const ScanOperands &s,
         return k.select(n < double(states), get(k.min(n, k.i32(states - 1))),
                         k.f32(0));
       };
-      for (int64_t i = 0; i < t.statesPerLane; ++i) {
+      for (int64_t i = 0; i < t.statesPerLane; ++i)
         rate.push_back(
             ifState(i, [&](Val n) { return scalar(A, {c}, n) * kLog2E; }));
-        h.push_back(ifState(i, [&](Val n) {
-          return initial ? scalar(initial, {sequence, c}, n) : k.f32(0);
-        }));
-      }
+      DeviceSlots::Place place = slots.of(k, sequence);
+      slots.check(k, place);
+      h.assign(t.statesPerLane, k.f32(0));
+      if (initial)
+        h = slots.ifThere(k, place, [&] {
+          Vals loaded;
+          for (int64_t i = 0; i < t.statesPerLane; ++i)
+            loaded.push_back(ifState(
+                i, [&](Val n) { return scalar(initial, {place.row, c}, n); }));
+          return loaded;
+        });
       // Where the lane reads and writes.
       Val pairBase = k.offset(pairs, local * double(4 * t.pairRow()));
       Val rowBase[2];
@@ -1024,10 +1041,11 @@ void SelectiveScanKernels::emitSplitKernel(const ScanOperands &s,
       k.forLoop(tiles, turns * double(kRing), 1, [&](Val) { k.syncBlock(); });
       if (!last)
         return;
+      Val writes = place.there ? inside & place.there : inside;
       for (int64_t i = 0; i < t.statesPerLane; ++i)
-        k.ifThen(inside & (stateIndex(i) < double(states)), [&] {
+        k.ifThen(writes & (stateIndex(i) < double(states)), [&] {
           k.store(k.pack({h[i]}, last.element),
-                  last.at({sequence, c}, stateIndex(i)));
+                  last.at({place.row, c}, stateIndex(i)));
         });
     };
 
@@ -1275,10 +1293,11 @@ void SelectiveScanKernels::emitCarryKernel(const ScanOperands &s) {
   KernelBuilder k(e.host, e.loc, e.kernels, "selective_scan_carry",
                   {kThreads, 0});
   DeviceTensor A(e, k, e.buffer(op.getA()));
-  DeviceTensor initial(e, k, e.buffer(op.getInitialState()));
+  DeviceTensor initial(e, k, s.states.initial, !s.states.isInPlace()),
+      last(e, k, s.states.last);
   DeviceTensor chunkStates(e, k, s.chunkStates);
   DeviceTensor chunkSteps(e, k, s.chunkSteps);
-  DeviceTensor last(e, k, s.last);
+  DeviceSlots slots(e, k, s.states);
   Val index = k.blockIdx('x') * double(kThreads) + k.threadIdx();
   Val sequence = rowOfBlock(k);
   Val active = (index < double(channels * states)) &
@@ -1290,11 +1309,13 @@ void SelectiveScanKernels::emitCarryKernel(const ScanOperands &s) {
     // Those of this sequence: shorter ones have fewer.
     Val count = k.toI32((k.toI64(range.length) + chunk - 1.0) / chunk);
     Val rate = k.load(A.at({channel}, n), k.f32Type(), true) * kLog2E;
+    DeviceSlots::Place place = slots.of(k, sequence);
+    slots.check(k, place);
     Val h = k.f32(0);
     if (initial)
-      h = k.unpack(k.load(initial.at({sequence, channel}, n),
-                          k.packedType(initial.element, 1), true),
-                   initial.element, 1)[0];
+      h = slots.ifThere(k, place, [&]() -> Vals {
+        return {initial.loadScalar({place.row, channel}, n)};
+      })[0];
     Val state = chunkStates.at({sequence, k.i32(0), channel}, n);
     Val steps = chunkSteps.at({sequence, k.i32(0)}, channel);
     auto stateAt = [&](Val i) {
@@ -1321,7 +1342,10 @@ void SelectiveScanKernels::emitCarryKernel(const ScanOperands &s) {
           return {h};
         });
     if (last)
-      k.store(k.pack({end[0]}, last.element), last.at({sequence, channel}, n));
+      k.ifThen(place.writes(k), [&] {
+        k.store(k.pack({end[0]}, last.element),
+                last.at({place.row, channel}, n));
+      });
   });
   k.launch(e.gridOf(e.index(llvm::divideCeil(channels * states, kThreads)),
                     sequences.count));

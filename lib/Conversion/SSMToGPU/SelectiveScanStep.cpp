@@ -24,7 +24,7 @@ static constexpr int64_t kMinBlocks = 8;
 
 void corey::emitSelectiveScanStep(GPULowering &e, SelectiveScanOp op,
                                   const DeviceSequences &sequences, Value y,
-                                  Value last) {
+                                  const StateBuffers &buffers) {
   int64_t channels = cast<RankedTensorType>(op.getU().getType()).getDimSize(2);
   int64_t states = cast<RankedTensorType>(op.getA().getType()).getDimSize(1);
   int64_t groups = cast<RankedTensorType>(op.getB().getType()).getDimSize(2);
@@ -42,8 +42,9 @@ void corey::emitSelectiveScanStep(GPULowering &e, SelectiveScanOp op,
   DeviceTensor A(e, k, e.buffer(op.getA())), B(e, k, e.buffer(op.getB()));
   DeviceTensor C(e, k, e.buffer(op.getC())), D(e, k, e.buffer(op.getD()));
   DeviceTensor bias(e, k, e.buffer(op.getDeltaBias()));
-  DeviceTensor initial(e, k, e.buffer(op.getInitialState()));
-  DeviceTensor state(e, k, last);
+  DeviceTensor initial(e, k, buffers.initial, !buffers.isInPlace()),
+      state(e, k, buffers.last);
+  DeviceSlots slots(e, k, buffers);
   OutputStream output(e, k, y);
 
   // So many sequences a block that all blocks run at once, if there are more.
@@ -86,8 +87,9 @@ void corey::emitSelectiveScanStep(GPULowering &e, SelectiveScanOp op,
   Val first = k.min(rowOfBlock(k), count) * each;
   Val end = k.min(first + each, count);
   Val row = k.i64(0);
-  /// What a sequence has: u, delta, z; B, C and the states before.
-  auto load = [&](Val sequence) {
+  /// What a sequence has: u, delta, z; B, C and the states before. A slot was
+  /// asked for one sequence earlier.
+  auto load = [&](Val sequence, const DeviceSlots::Place &place) {
     Val batch = k.toI64(sequence);
     Vals loaded;
     for (const InputStream *stream : {&u, &delta, &z})
@@ -99,14 +101,37 @@ void corey::emitSelectiveScanStep(GPULowering &e, SelectiveScanOp op,
     llvm::append_range(loaded,
                        statesOf(C, op.getC(), {batch, row, k.toI64(group)}));
     if (initial)
-      llvm::append_range(
-          loaded, statesOf(initial, op.getInitialState(), {batch, k.toI64(c)}));
+      llvm::append_range(loaded, slots.ifThere(k, place, [&] {
+        return statesOf(initial, op.getInitialState(),
+                        {k.toI64(place.row), k.toI64(c)});
+      }));
     return loaded;
   };
+  bool hasSlots = static_cast<bool>(buffers.slots);
+  auto placeOf = [&](Val sequence) {
+    return slots.of(k, k.max(k.min(sequence, end - 1.0), k.i32(0)));
+  };
   // Each is on its way while the one before is worked on.
-  Vals loaded = load(k.min(first, count - 1.0));
+  Val start = k.min(first, count - 1.0);
+  DeviceSlots::Place place = slots.of(k, start);
+  Vals loaded = load(start, place);
+  if (hasSlots) {
+    DeviceSlots::Place following = placeOf(first + 1.0);
+    loaded.append({place.row, place.there, following.row, following.there});
+  }
   k.forLoop(first, end, 1, loaded, [&](Val sequence, ArrayRef<Val> in) -> Vals {
-    Vals next = load(k.min(sequence + 1.0, end - 1.0));
+    Val after = k.min(sequence + 1.0, end - 1.0);
+    DeviceSlots::Place place{sequence, Val()}, following{after, Val()};
+    if (hasSlots) {
+      ArrayRef<Val> places = in.take_back(4);
+      place = {places[0], places[1]};
+      following = {places[2], places[3]};
+    }
+    Vals next = load(after, following);
+    if (hasSlots) {
+      DeviceSlots::Place third = placeOf(sequence + 2.0);
+      next.append({following.row, following.there, third.row, third.there});
+    }
     Val batch = k.toI64(sequence);
     auto take = [&](size_t size) {
       ArrayRef<Val> taken = in.take_front(size);
@@ -139,16 +164,17 @@ void corey::emitSelectiveScanStep(GPULowering &e, SelectiveScanOp op,
         result = result * k.silu(gate);
       output.store(output.at({batch, row}, c), {result});
     });
+    slots.check(k, place);
     if (!state)
       return next;
-    k.ifThen(inside, [&] {
+    k.ifThen(place.there ? inside & place.there : inside, [&] {
       int64_t width =
           isWhole ? std::gcd(own, rowAlignment(op.getLastState())) : 1;
       for (int64_t i = 0; i < own; i += width) {
         Val n = n0 + double(i);
         auto store = [&] {
           k.store(k.pack(ArrayRef(b).slice(i, width), state.element),
-                  state.at({batch, k.toI64(c)}, n));
+                  state.at({k.toI64(place.row), k.toI64(c)}, n));
         };
         if (isWhole)
           store();

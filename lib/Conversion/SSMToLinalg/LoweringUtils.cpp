@@ -182,6 +182,77 @@ Sequences::Range Sequences::range(LoopEmitter &e, Value row) const {
   return {e.index(0), begin, e.max(begin, end)};
 }
 
+//===----------------------------------------------------------------------===//
+// States
+//===----------------------------------------------------------------------===//
+
+StateRows::StateRows(OpLowering &e, Value initialTensor, Value slotsTensor,
+                     const Sequences &sequences)
+    : initial(e.buffer(initialTensor)), slots(e.buffer(slotsTensor)) {
+  if (e.op->getNumResults() > 1)
+    last = e.output(1);
+  if (!slots)
+    return;
+  Value limit = e.toI64(e.dim(initial, 0));
+  e.forLoop(e.index(0), sequences.count, e.index(1), [&](Value s) {
+    Value slot = memref::LoadOp::create(e.b, e.loc, slots, s);
+    slot = arith::ExtSIOp::create(e.b, e.loc, e.b.getI64Type(), slot);
+    e.ifThen(e.cmp(arith::CmpIPredicate::sge, slot, limit),
+             [&] { e.callRuntime("corey_rt_bad_slot", {slot, limit}); });
+  });
+  if (!last)
+    return;
+  // The caller may have given one memory for both: the slots are all that
+  // changes there.
+  Value isElsewhere =
+      e.cmp(arith::CmpIPredicate::ne, e.address(initial), e.address(last));
+  e.ifThen(isElsewhere,
+           [&] { memref::CopyOp::create(e.b, e.loc, initial, last); });
+  initial = last;
+}
+
+StateRows::Place StateRows::of(LoopEmitter &e, Value sequence) const {
+  if (!slots)
+    return {sequence, Value()};
+  Value slot = memref::LoadOp::create(e.b, e.loc, slots, sequence);
+  slot = arith::IndexCastOp::create(e.b, e.loc, e.b.getIndexType(), slot);
+  // As unsigned numbers, negative slots lie beyond the last as well.
+  return {slot, e.cmp(arith::CmpIPredicate::ult, slot, e.dim(initial, 0))};
+}
+
+Value StateRows::load(LoopEmitter &e, const Place &place, ValueRange indices,
+                      int64_t lanes) const {
+  auto zero = [&] { return lanes ? e.constant(0.0, lanes) : e.scalar(0.0); };
+  if (!initial)
+    return zero();
+  SmallVector<Value> at{place.row};
+  llvm::append_range(at, indices);
+  auto loaded = [&] {
+    return lanes ? e.load(initial, at, lanes) : e.loadScalar(initial, at);
+  };
+  if (!place.there)
+    return loaded();
+  Type type = e.b.getF32Type();
+  if (lanes)
+    type = e.vectorType(lanes);
+  auto branch = scf::IfOp::create(e.b, e.loc, type, place.there,
+                                  /*withElseRegion=*/true);
+  OpBuilder::InsertionGuard guard(e.b);
+  e.b.setInsertionPointToStart(branch.thenBlock());
+  scf::YieldOp::create(e.b, e.loc, loaded());
+  e.b.setInsertionPointToStart(branch.elseBlock());
+  scf::YieldOp::create(e.b, e.loc, zero());
+  return branch.getResult(0);
+}
+
+void StateRows::store(LoopEmitter &e, const Place &place,
+                      llvm::function_ref<void()> store) const {
+  if (place.there)
+    e.ifThen(place.there, store);
+  else
+    store();
+}
+
 FailureOr<Value> corey::getChunk(LoopEmitter &e, ssm::ScanOpInterface op,
                                  Value input) {
   if (ssm::ChunkAttr attr = op.getScanChunkAttr()) {

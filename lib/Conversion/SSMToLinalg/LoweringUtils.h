@@ -88,6 +88,38 @@ private:
   mlir::Value starts, length;
 };
 
+/// The states that an op starts from and leaves: each sequence has a row of its
+/// own, or names a slot of a pool.
+class StateRows {
+public:
+  /// `initial` and `slots` are operands, null where absent; result 1 of the op
+  /// are the last states. A pool is copied to where it is to be left, unless it
+  /// is there already, and slots that it does not have are reported.
+  StateRows(OpLowering &lowering, mlir::Value initial, mlir::Value slots,
+            const Sequences &sequences);
+
+  struct Place {
+    mlir::Value row;
+    /// Whether the sequence has the row; null if it does in any case. If not,
+    /// it starts from zero and its last state goes nowhere.
+    mlir::Value there;
+  };
+  Place of(LoopEmitter &e, mlir::Value sequence) const;
+  /// The state at `indices` behind the row, or `lanes` of them; a scalar for
+  /// 0. Zero where there is none.
+  mlir::Value load(LoopEmitter &e, const Place &place, mlir::ValueRange indices,
+                   int64_t lanes) const;
+  /// Has `store` write to `last`, if the place is there.
+  void store(LoopEmitter &e, const Place &place,
+             llvm::function_ref<void()> store) const;
+
+  /// Null where the op has no such states.
+  mlir::Value initial, last;
+
+private:
+  mlir::Value slots;
+};
+
 /// The target for registers of `vectorBits`, 0 meaning the host's; reports an
 /// error at `op` for anything but 0, 256 and 512.
 mlir::FailureOr<VectorTarget> getVectorTarget(mlir::Operation *op,

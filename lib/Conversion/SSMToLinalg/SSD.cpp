@@ -63,9 +63,7 @@ public:
     D = e.buffer(op.getD());
     z = e.buffer(op.getZ());
     bias = e.buffer(op.getDtBias());
-    initial = e.buffer(op.getInitialStates());
     y = e.output(0);
-    final = op.getFinalStates() ? e.output(1) : Value();
     auto xType = cast<ShapedType>(op.getX().getType());
     heads = xType.getDimSize(2);
     channels = xType.getDimSize(3);
@@ -75,17 +73,18 @@ public:
     paddedStates = llvm::alignTo(states, kRows);
   }
 
-  void emit(const Sequences &sequences, Value chunk) {
+  void emit(const Sequences &sequences, const StateRows &rows, Value chunk) {
+    stateRows = &rows;
     int64_t perGroup = heads / groups;
     int64_t block = getSSDWorkItem(heads, groups).channels;
     e.parallel(
         {sequences.count, e.index(groups), e.index(perGroup / block)},
         [&](ValueRange ivs) {
-          row = ivs[0];
+          place = stateRows->of(e, ivs[0]);
           group = ivs[1];
           firstHead = e.add(e.mul(ivs[1], perGroup), e.mul(ivs[2], block));
           headBlock = block;
-          Sequences::Range range = sequences.range(e, row);
+          Sequences::Range range = sequences.range(e, ivs[0]);
           batch = range.batch;
           Value tokens = e.sub(range.end, range.begin);
           Value few =
@@ -101,7 +100,7 @@ public:
         });
   }
 
-  Value y, final;
+  Value y;
 
 private:
   //===--------------------------------------------------------------------===//
@@ -165,9 +164,7 @@ private:
     Value state = e.scratch({states});
     e.forLoop(0, channels, 1, [&](Value p) {
       e.forLanes(states, lanes, [&](Value n, int64_t width) {
-        Value s = initial ? e.load(initial, {row, head, p, n}, width)
-                          : e.constant(0.0, width);
-        e.store(s, state, n);
+        e.store(stateRows->load(e, place, {head, p, n}, width), state, n);
       });
       e.forLoop(begin, end, one, [&](Value t) {
         Value i = e.sub(t, begin);
@@ -200,9 +197,12 @@ private:
           total = e.mulf(total, e.silu(e.loadScalar(z, {batch, t, head, p})));
         e.storeScalar(total, y, {batch, t, head, p});
       });
-      if (final)
-        e.forLanes(states, lanes, [&](Value n, int64_t width) {
-          e.store(e.load(state, n, width), final, {row, head, p, n});
+      if (stateRows->last)
+        stateRows->store(e, place, [&] {
+          e.forLanes(states, lanes, [&](Value n, int64_t width) {
+            e.store(e.load(state, n, width), stateRows->last,
+                    {place.row, head, p, n});
+          });
         });
     });
   }
@@ -234,9 +234,8 @@ private:
       Value head = e.add(firstHead, i);
       e.forLoop(0, channels, 1, [&](Value p) {
         e.forLoop(0, states, 1, [&](Value n) {
-          Value s = initial ? e.loadScalar(initial, {row, head, p, n})
-                            : e.scalar(0.0);
-          e.storeScalar(s, state, {i, n, p});
+          e.storeScalar(stateRows->load(e, place, {head, p, n}, 0), state,
+                        {i, n, p});
         });
         // Padding keeps the products free of special cases; it stays zero.
         for (int64_t n = states; n < paddedStates; ++n)
@@ -250,13 +249,15 @@ private:
         emitTile(first, e.min(tile, e.sub(chunkEnd, first)));
       });
     });
-    if (!final)
+    if (!stateRows->last)
       return;
-    e.forLoop(0, headBlock, 1, [&](Value i) {
-      e.forLoop(0, channels, 1, [&](Value p) {
-        e.forLoop(0, states, 1, [&](Value n) {
-          e.storeScalar(e.loadScalar(state, {i, n, p}), final,
-                        {row, e.add(firstHead, i), p, n});
+    stateRows->store(e, place, [&] {
+      e.forLoop(0, headBlock, 1, [&](Value i) {
+        e.forLoop(0, channels, 1, [&](Value p) {
+          e.forLoop(0, states, 1, [&](Value n) {
+            e.storeScalar(e.loadScalar(state, {i, n, p}), stateRows->last,
+                          {place.row, e.add(firstHead, i), p, n});
+          });
         });
       });
     });
@@ -557,11 +558,13 @@ private:
 
   OpLowering &e;
   SSDOp op;
-  Value x, dt, A, B, C, D, z, bias, initial;
+  Value x, dt, A, B, C, D, z, bias;
+  const StateRows *stateRows = nullptr;
   int64_t heads, channels, groups, states, lanes, paddedStates;
   int64_t headBlock = 1;
   // Of the work item being emitted.
-  Value row, batch, group, firstHead;
+  StateRows::Place place;
+  Value batch, group, firstHead;
   Value state, Bt, Bs, Cs, scores, weights, inputs, scaled;
   Value steps, sums, sumsLow, growth;
 };
@@ -578,10 +581,11 @@ struct SSDLowering : public SSMLowering<SSDOp> {
     FailureOr<Value> chunk = getChunk(e, op, x);
     if (failed(chunk))
       return failure();
-    emitter.emit(sequences, *chunk);
+    StateRows rows(e, op.getInitialStates(), op.getStateSlots(), sequences);
+    emitter.emit(sequences, rows, *chunk);
     SmallVector<Value> results{emitter.y};
-    if (emitter.final)
-      results.push_back(emitter.final);
+    if (rows.last)
+      results.push_back(rows.last);
     e.replace(rewriter, results);
     return success();
   }

@@ -48,7 +48,7 @@ namespace {
 
 /// The operands of a scan as memrefs, null where absent.
 struct ScanBuffers {
-  Value u, delta, A, B, C, D, z, bias, initial, y, last;
+  Value u, delta, A, B, C, D, z, bias, y;
   int64_t channels, groups, states;
 };
 
@@ -74,14 +74,13 @@ struct SelectiveScanLowering : public SSMLowering<SelectiveScanOp> {
     s.D = e.buffer(op.getD());
     s.z = e.buffer(op.getZ());
     s.bias = e.buffer(op.getDeltaBias());
-    s.initial = e.buffer(op.getInitialState());
     s.y = e.output(0);
-    s.last = op.getLastState() ? e.output(1) : Value();
     s.channels = cast<ShapedType>(op.getU().getType()).getDimSize(2);
     s.groups = cast<ShapedType>(op.getB().getType()).getDimSize(2);
     s.states = cast<ShapedType>(op.getA().getType()).getDimSize(1);
 
     Sequences sequences(e, e, s.u, e.buffer(op.getSeqStarts()));
+    StateRows rows(e, op.getInitialState(), op.getStateSlots(), sequences);
     FailureOr<Value> bound = getChunk(e, op, s.u);
     if (failed(bound))
       return failure();
@@ -94,28 +93,30 @@ struct SelectiveScanLowering : public SSMLowering<SelectiveScanOp> {
                  [&](ValueRange ivs) {
                    Value offset =
                        e.add(e.mul(ivs[1], perGroup), e.mul(ivs[2], kBlock));
-                   emitBlock(e, op, s, sequences, chunk, ivs[0], ivs[1], offset,
-                             kBlock);
+                   emitBlock(e, op, s, sequences, rows, chunk, ivs[0], ivs[1],
+                             offset, kBlock);
                  });
     if (int64_t rest = perGroup % kBlock)
       e.parallel({sequences.count, e.index(s.groups)}, [&](ValueRange ivs) {
         Value offset = e.add(e.mul(ivs[1], perGroup), blocks * kBlock);
-        emitBlock(e, op, s, sequences, chunk, ivs[0], ivs[1], offset, rest);
+        emitBlock(e, op, s, sequences, rows, chunk, ivs[0], ivs[1], offset,
+                  rest);
       });
     SmallVector<Value> results{s.y};
-    if (s.last)
-      results.push_back(s.last);
+    if (rows.last)
+      results.push_back(rows.last);
     e.replace(rewriter, results);
     return success();
   }
 
   void emitBlock(OpLowering &e, SelectiveScanOp op, const ScanBuffers &s,
-                 const Sequences &sequences, Value chunk, Value row,
-                 Value group, Value offset, int64_t lanes) const {
+                 const Sequences &sequences, const StateRows &rows, Value chunk,
+                 Value row, Value group, Value offset, int64_t lanes) const {
     // A log2(e), and the state, with the channels of the block innermost.
     Value rate = e.scratch({s.states, lanes});
     Value state = e.scratch({s.states, lanes});
     Value zero = e.index(0), one = e.index(1);
+    StateRows::Place place = rows.of(e, row);
     auto largest = e.forLoop(
         zero, e.index(lanes), one, e.scalar(0.0),
         [&](Value lane, ValueRange outer) -> LoopEmitter::Values {
@@ -126,9 +127,8 @@ struct SelectiveScanLowering : public SSMLowering<SelectiveScanOp> {
                 Value a = e.canonicalNaN(
                     e.mulf(e.loadScalar(s.A, {channel, n}), e.scalar(kLog2E)));
                 e.storeScalar(a, rate, {n, lane});
-                Value h = s.initial ? e.loadScalar(s.initial, {row, channel, n})
-                                    : e.scalar(0.0);
-                e.storeScalar(h, state, {n, lane});
+                e.storeScalar(rows.load(e, place, {channel, n}, 0), state,
+                              {n, lane});
                 return {e.maxf(inner[0], a)};
               });
         });
@@ -186,12 +186,14 @@ struct SelectiveScanLowering : public SSMLowering<SelectiveScanOp> {
         });
       });
     });
-    if (!s.last)
+    if (!rows.last)
       return;
-    e.forLoop(0, lanes, 1, [&](Value lane) {
-      e.forLoop(0, s.states, 1, [&](Value n) {
-        e.storeScalar(e.loadScalar(state, {n, lane}), s.last,
-                      {row, e.add(offset, lane), n});
+    rows.store(e, place, [&] {
+      e.forLoop(0, lanes, 1, [&](Value lane) {
+        e.forLoop(0, s.states, 1, [&](Value n) {
+          e.storeScalar(e.loadScalar(state, {n, lane}), rows.last,
+                        {place.row, e.add(offset, lane), n});
+        });
       });
     });
   }
@@ -253,12 +255,11 @@ struct CausalConvLowering : public SSMLowering<CausalConvOp> {
     OpLowering e(rewriter, op, target);
     Value x = e.buffer(op.getX()), weight = e.buffer(op.getWeight());
     Value bias = e.buffer(op.getBias());
-    Value initial = e.buffer(op.getInitialState());
     Value y = e.output(0);
-    Value last = op.getFinalState() ? e.output(1) : Value();
     int64_t channels = cast<ShapedType>(op.getX().getType()).getDimSize(2);
     int64_t width = cast<ShapedType>(op.getWeight().getType()).getDimSize(1);
     Sequences sequences(e, e, x, e.buffer(op.getSeqStarts()));
+    StateRows rows(e, op.getInitialState(), op.getStateSlots(), sequences);
 
     auto emitBlock = [&](Value row, Value offset, int64_t lanes) {
       // Taps with the channels of the block innermost.
@@ -270,13 +271,12 @@ struct CausalConvLowering : public SSMLowering<CausalConvOp> {
         });
       });
       LoopEmitter::Values taps, window;
+      StateRows::Place place = rows.of(e, row);
       for (int64_t k = 0; k < width; ++k)
         taps.push_back(e.load(scratch, {e.index(k), e.index(0)}, lanes));
       Value start = bias ? e.load(bias, offset, lanes) : e.constant(0.0, lanes);
       for (int64_t k = 0; k + 1 < width; ++k)
-        window.push_back(initial
-                             ? e.load(initial, {row, e.index(k), offset}, lanes)
-                             : e.constant(0.0, lanes));
+        window.push_back(rows.load(e, place, {e.index(k), offset}, lanes));
       auto [batch, begin, end] = sequences.range(e, row);
       window = e.forLoop(
           begin, end, e.index(1), window,
@@ -291,9 +291,11 @@ struct CausalConvLowering : public SSMLowering<CausalConvOp> {
             e.store(sum, y, {batch, t, offset});
             return LoopEmitter::Values(llvm::drop_begin(inputs));
           });
-      if (last)
-        for (int64_t k = 0; k + 1 < width; ++k)
-          e.store(window[k], last, {row, e.index(k), offset});
+      if (rows.last)
+        rows.store(e, place, [&] {
+          for (int64_t k = 0; k + 1 < width; ++k)
+            e.store(window[k], rows.last, {place.row, e.index(k), offset});
+        });
     };
     int64_t blocks = channels / target.lanes;
     if (blocks)
@@ -305,8 +307,8 @@ struct CausalConvLowering : public SSMLowering<CausalConvOp> {
         emitBlock(ivs[0], e.index(blocks * target.lanes), rest);
       });
     SmallVector<Value> results{y};
-    if (last)
-      results.push_back(last);
+    if (rows.last)
+      results.push_back(rows.last);
     e.replace(rewriter, results);
     return success();
   }

@@ -152,6 +152,12 @@ Status corey::device::indexError(int64_t index, int64_t limit) {
                                  std::to_string(index));
 }
 
+Status corey::device::slotError(int64_t slot, int64_t limit) {
+  return Status::invalidArgument(
+      "expected a slot below " + std::to_string(limit) +
+      ", the states of the pool, got " + std::to_string(slot));
+}
+
 Status corey::device::sequenceStartError(int64_t sequence, int64_t start,
                                          int64_t previous, int64_t length) {
   if (sequence == 0 && start != 0)
@@ -309,6 +315,10 @@ void corey_rt_observe(int64_t site, int64_t address, int64_t layout,
 
 void corey_rt_bad_index(int64_t index, int64_t limit) {
   failCall(indexError(index, limit));
+}
+
+void corey_rt_bad_slot(int64_t slot, int64_t limit) {
+  failCall(slotError(slot, limit));
 }
 
 void corey_rt_check_sequence_count(int64_t count, int64_t length) {

@@ -252,6 +252,8 @@ Status cuda::takeDeviceError(Call &call) {
   shared->kind = 0;
   if (kind == 1)
     return device::indexError(value, limit);
+  if (kind == 3)
+    return device::slotError(value, limit);
   Status status = device::sequenceStartError(position, value, previous, limit);
   return status ? Status::internal("expected a kernel to record an error, got "
                                    "kind " +

@@ -25,6 +25,7 @@
 #include "mlir/Parser/Parser.h"
 #include "mlir/Pass/PassManager.h"
 #include "llvm/ADT/StringExtras.h"
+#include "llvm/ADT/TypeSwitch.h"
 #include "llvm/ExecutionEngine/JITSymbol.h"
 #include "llvm/ExecutionEngine/Orc/ExecutionUtils.h"
 #include "llvm/ExecutionEngine/Orc/LLJIT.h"
@@ -152,6 +153,51 @@ std::string nameAt(llvm::StringRef source, mlir::Location loc, bool isResult,
         return llvm::isAlnum(c) || c == '_' || c == '.' || c == '$';
       })
       .str();
+}
+
+/// The only use of a value; null if there are others, or none.
+mlir::OpOperand *onlyUse(mlir::Value value) {
+  return value.hasOneUse() ? &*value.use_begin() : nullptr;
+}
+
+/// The argument that result `index` of a function is with some slots replaced,
+/// if nothing else reads it; else -1.
+int findUpdatedArgument(mlir::func::FuncOp function, unsigned index) {
+  mlir::Block &entry = function.getBody().front();
+  mlir::Value result = entry.getTerminator()->getOperand(index);
+  auto fused = result.getDefiningOp<ssm::FusedOp>();
+  if (fused)
+    result = fused.getBody().front().getTerminator()->getOperand(
+        llvm::cast<mlir::OpResult>(result).getResultNumber());
+  if (!result.getDefiningOp())
+    return -1;
+  mlir::Value pool =
+      llvm::TypeSwitch<mlir::Operation *, mlir::Value>(result.getDefiningOp())
+          .Case<ssm::SelectiveScanOp, ssm::CausalConvOp>([&](auto op) {
+            return op.getStateSlots() && result == op->getResult(1)
+                       ? op.getInitialState()
+                       : mlir::Value();
+          })
+          .Case<ssm::SSDOp>([&](auto op) {
+            return op.getStateSlots() && result == op->getResult(1)
+                       ? op.getInitialStates()
+                       : mlir::Value();
+          })
+          .Default(mlir::Value());
+  if (!pool || !onlyUse(pool))
+    return -1;
+  if (fused) {
+    auto inner = llvm::dyn_cast<mlir::BlockArgument>(pool);
+    if (!inner || inner.getOwner() != &fused.getBody().front())
+      return -1;
+    pool = fused.getInputs()[inner.getArgNumber()];
+  }
+  auto argument = llvm::dyn_cast<mlir::BlockArgument>(pool);
+  mlir::OpOperand *use = onlyUse(pool);
+  if (!argument || argument.getOwner() != &entry || !use ||
+      use->getOwner()->getBlock() != &entry)
+    return -1;
+  return static_cast<int>(argument.getArgNumber());
 }
 
 /// Records the SSA names of arguments and returned values, so that users can
@@ -501,6 +547,11 @@ Status Executable::Impl::describe(ModuleOp module) {
         return status;
       function.numResultDims += function.info.outputs.back().shape.size();
     }
+    for (auto [i, info] : llvm::enumerate(function.info.outputs)) {
+      int argument = findUpdatedArgument(op, i);
+      if (argument < static_cast<int>(function.info.inputs.size()))
+        info.updatedInput = argument;
+    }
     auto shapes = symbols.lookup<mlir::func::FuncOp>(function.info.name +
                                                      ssm::kShapesSuffix.str());
     if (auto list =
@@ -669,6 +720,7 @@ runtimeSymbols(llvm::orc::MangleAndInterner mangle) {
   add("corey_rt_gemm", corey_rt_gemm);
   add("corey_rt_observe", corey_rt_observe);
   add("corey_rt_bad_index", corey_rt_bad_index);
+  add("corey_rt_bad_slot", corey_rt_bad_slot);
   add("corey_rt_check_sequence_count", corey_rt_check_sequence_count);
   add("corey_rt_check_sequence_start", corey_rt_check_sequence_start);
   add("corey_rt_device_malloc", corey_rt_device_malloc);
@@ -1379,9 +1431,23 @@ Status Executable::Impl::checkOutputs(const Function &function,
           "': expected memory of its own, got an overlap with " + kind + " '" +
           name + "'");
     };
-    for (size_t j = 0; j < numInputs; ++j)
-      if (outputs[i].overlaps(inputs[j]))
+    for (size_t j = 0; j < numInputs; ++j) {
+      if (!outputs[i].overlaps(inputs[j]))
+        continue;
+      if (info.updatedInput != static_cast<int>(j))
         return overlap(inputs[j], "input", function.info.inputs[j].name);
+      // Nothing may be copied on the way there or back.
+      if (outputs[i].data() != inputs[j].data() || !outputs[i].isContiguous() ||
+          !inputs[j].isContiguous() ||
+          !call.takes(outputs[i], /*isOutput=*/true) ||
+          !call.takes(inputs[j], /*isOutput=*/false))
+        return Status::invalidArgument(
+            "output '" + info.name + "': expected all of input '" +
+            function.info.inputs[j].name +
+            "', contiguous and aligned, to be updated in place, or memory of "
+            "its own, got " +
+            outputs[i].describe() + " over " + inputs[j].describe());
+    }
     // Those that prepared weights come from are read again when one is bound.
     const Function *users[] = {&function, usesPrepared(function) ? prepare.get()
                                                                  : nullptr};

@@ -4,13 +4,16 @@
 // RUN: corey-opt %s --split-input-file --convert-ssm-to-gpu --canonicalize | FileCheck %s
 // RUN: corey-opt %s --split-input-file --corey-gpu-pipeline -o /dev/null
 
-// The one token needs no running sums of exponents, and its states come and go
-// in vectors.
+// The one token needs neither running sums of exponents nor shared memory. A
+// lane asks for its states of eight channels before all else.
 // CHECK-LABEL: gpu.func @ssd_step(
-// CHECK: llvm.load %{{.+}} : !llvm.ptr<1> -> vector<4xf32>
 // CHECK-NOT: nvvm.shfl.sync up
-// CHECK: nvvm.barrier
-// CHECK: llvm.store %{{.+}} : vector<4xf32>, !llvm.ptr<1>
+// CHECK-NOT: nvvm.barrier
+// CHECK: scf.if
+// CHECK-COUNT-8: llvm.load %{{.+}} : !llvm.ptr<1> -> vector<4xf32>
+// CHECK: } else {
+// CHECK-COUNT-8: llvm.store %{{.+}} : vector<4xf32>, !llvm.ptr<1>
+// CHECK-COUNT-9: nvvm.shfl.sync bfly
 // CHECK-LABEL: gpu.func @ssd(
 // CHECK: scf.for
 // The next tokens are asked for before these are computed.

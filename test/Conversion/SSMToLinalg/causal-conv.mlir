@@ -7,7 +7,7 @@
 // CHECK-SAME: %[[X:[a-z0-9]+]]: tensor<?x?x8xf32>, %[[W:[a-z0-9]+]]: tensor<8x4xbf16>, %[[S0:[a-z0-9]+]]: tensor<?x3x8xf32>
 // CHECK-DAG: %[[XB:.+]] = bufferization.to_buffer %[[X]] read_only
 // CHECK-DAG: %[[SB:.+]] = bufferization.to_buffer %[[S0]] read_only
-// CHECK: %[[Y:.+]] = memref.alloc(%{{.+}}, %{{.+}}) {alignment = 64 : i64} : memref<?x?x8xf32>
+// CHECK-DAG: %[[Y:.+]] = memref.alloc(%{{.+}}, %{{.+}}) {alignment = 64 : i64} : memref<?x?x8xf32>
 // CHECK: %[[LAST:.+]] = memref.alloc(%{{.+}}) {alignment = 64 : i64} : memref<?x3x8xf32>
 // CHECK: scf.parallel
 // CHECK: %[[TAPS:.+]] = memref.alloca() {alignment = 64 : i64} : memref<4x8xf32>

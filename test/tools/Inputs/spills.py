@@ -73,6 +73,39 @@ def ssd(element, states):
     )
 
 
+def ssd_step(element, state_element, states):
+    """One token, with the states in a pool and all that there can be."""
+    x, dt = tensor(["?", 1, 8, 64], element), tensor(["?", 1, 8], element)
+    bc, vec = tensor(["?", 1, 2, states], element), tensor([8], "f32")
+    skip, slots = tensor([8, 64], "f32"), tensor(["?"], "i32")
+    state = tensor(["?", 8, 64, states], state_element)
+    return function(
+        [("x", x), ("dt", dt), ("A", vec), ("B", bc), ("C", bc), ("D", skip)]
+        + [("z", x), ("bias", vec), ("s0", state), ("slots", slots)],
+        "  %%y, %%s = ssm.ssd %%x dt(%%dt : %s) A(%%A : %s) B(%%B) C(%%C) D(%%D : %s)\n"
+        "      z(%%z : %s) dt_bias(%%bias : %s) initial_states(%%s0 : %s) slots(%%slots : %s)\n"
+        "      {dt_softplus, dt_limit = array<f64: 0.001, 0.1>}\n"
+        "      : %s, %s, %s -> %s, %s"
+        % (dt, vec, skip, x, vec, state, slots, x, bc, bc, x, state),
+        [("%y", x), ("%s", state)],
+    )
+
+
+def scan_step(element, state_element, states):
+    act, vec = tensor(["?", 1, 2048], element), tensor([2048], "f32")
+    rates, bc = tensor([2048, states], "f32"), tensor(["?", 1, 1, states], element)
+    state, slots = tensor(["?", 2048, states], state_element), tensor(["?"], "i32")
+    return function(
+        [("u", act), ("delta", act), ("A", rates), ("B", bc), ("C", bc), ("D", vec)]
+        + [("z", act), ("bias", vec), ("h0", state), ("slots", slots)],
+        "  %%y, %%h = ssm.selective_scan %%u, %%delta, %%A, %%B, %%C D(%%D : %s) z(%%z : %s)\n"
+        "      delta_bias(%%bias : %s) initial_state(%%h0 : %s) slots(%%slots : %s)\n"
+        "      {delta_softplus} : %s, %s, %s, %s, %s -> %s, %s"
+        % (vec, act, vec, state, slots, act, act, rates, bc, bc, act, state),
+        [("%y", act), ("%h", state)],
+    )
+
+
 def conv(element):
     act, weight, bias = (
         tensor(["?", "?", 2048], element),
@@ -140,6 +173,11 @@ def configurations():
             yield "selective_scan-N%d-%s" % (states, element), scan(element, states)
         for states in (64, 128):
             yield "ssd-N%d-%s" % (states, element), ssd(element, states)
+        for state in ("f32", "bf16"):
+            for states in (16, 64, 128, 256):
+                name = "N%d-%s-%s" % (states, state, element)
+                yield "ssd_step-" + name, ssd_step(element, state, states)
+            yield "scan_step-N16-%s-%s" % (state, element), scan_step(element, state, 16)
         for emit in (conv, norm, hadamard, rotated_norm, projection):
             yield "%s-%s" % (emit.__name__, element), emit(element)
 

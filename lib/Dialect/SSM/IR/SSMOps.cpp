@@ -53,6 +53,45 @@ static OpCost trafficOf(Operation *op, int64_t dynamicDim) {
   return cost;
 }
 
+/// Of an op whose states lie in `pool` and are named by `slots`: no other
+/// states than those are read, and, where the pool is a result, written.
+static OpCost pagedTrafficOf(Operation *op, Value pool, Value slots,
+                             int64_t dynamicDim) {
+  OpCost cost = trafficOf(op, dynamicDim);
+  if (!slots)
+    return cost;
+  auto type = cast<RankedTensorType>(pool.getType());
+  int64_t whole = countBytes(pool, dynamicDim);
+  int64_t state =
+      whole / std::max<int64_t>(
+                  type.isDynamicDim(0) ? dynamicDim : type.getDimSize(0), 1);
+  int64_t difference = state * countElements(slots, dynamicDim) - whole;
+  cost.bytesRead += difference;
+  if (op->getNumResults() > 1)
+    cost.bytesWritten += difference;
+  return cost;
+}
+
+/// With `slots` there is a pool `initial`, and `last`, null if the op has no
+/// such result, is that pool again.
+static LogicalResult verifySlots(Operation *op, StringRef initialName,
+                                 StringRef lastName, Value slots, Value initial,
+                                 Value last) {
+  if (!slots)
+    return success();
+  if (!initial)
+    return op->emitOpError() << "expected '" << initialName
+                             << "' to be the pool that 'slots' name states of, "
+                                "got none";
+  Type expected = getElementTypeOrSelf(initial);
+  if (last && getElementTypeOrSelf(last) != expected)
+    return op->emitOpError()
+           << "expected result '" << lastName << "' to have element type "
+           << expected << " of the pool '" << initialName << "', got "
+           << getElementTypeOrSelf(last);
+  return success();
+}
+
 static LogicalResult verifyChunk(Operation *op, ChunkAttr attr, Value value) {
   if (attr && value)
     return op->emitOpError("expected at most one of attribute 'chunk' and "
@@ -153,6 +192,9 @@ SmallVector<OpOperand *> HadamardOp::getStreamedOperands() {
 LogicalResult SelectiveScanOp::verify() {
   if (failed(detail::verifyDimSpec(*this)))
     return failure();
+  if (failed(verifySlots(*this, "initial_state", "last_state", getStateSlots(),
+                         getInitialState(), getLastState())))
+    return failure();
   int64_t groups = cast<ShapedType>(getB().getType()).getDimSize(2);
   if (failed(verifyGroups(*this, "D", lastDim(getU()), groups)))
     return failure();
@@ -166,7 +208,8 @@ void SelectiveScanOp::getCanonicalizationPatterns(RewritePatternSet &patterns,
 }
 
 OpCost SelectiveScanOp::getCost(int64_t dynamicDim) {
-  OpCost cost = trafficOf(*this, dynamicDim);
+  OpCost cost =
+      pagedTrafficOf(*this, getInitialState(), getStateSlots(), dynamicDim);
   int64_t tokens = countElements(getU(), dynamicDim);
   int64_t states = tokens * lastDim(getA());
   // A product for the exponent, the update and the output sum; dt B u.
@@ -199,6 +242,10 @@ LogicalResult SSDOp::verify() {
   }
   if (failed(detail::verifyDimSpec(*this)))
     return failure();
+  if (failed(verifySlots(*this, "initial_states", "final_states",
+                         getStateSlots(), getInitialStates(),
+                         getFinalStates())))
+    return failure();
   auto x = cast<ShapedType>(getX().getType());
   int64_t groups = cast<ShapedType>(getB().getType()).getDimSize(2);
   if (failed(verifyGroups(*this, "H", x.getDimSize(2), groups)))
@@ -221,7 +268,8 @@ void SSDOp::getCanonicalizationPatterns(RewritePatternSet &patterns,
 }
 
 OpCost SSDOp::getCost(int64_t dynamicDim) {
-  OpCost cost = trafficOf(*this, dynamicDim);
+  OpCost cost =
+      pagedTrafficOf(*this, getInitialStates(), getStateSlots(), dynamicDim);
   auto x = cast<ShapedType>(getX().getType());
   int64_t tokens = countElements(getX(), dynamicDim);
   int64_t heads = tokens / x.getDimSize(3);
@@ -243,6 +291,9 @@ OpCost SSDOp::getCost(int64_t dynamicDim) {
 LogicalResult CausalConvOp::verify() {
   if (failed(detail::verifyDimSpec(*this)))
     return failure();
+  if (failed(verifySlots(*this, "initial_state", "final_state", getStateSlots(),
+                         getInitialState(), getFinalState())))
+    return failure();
   int64_t width = lastDim(getWeight());
   if (width < 2 || width > 4)
     return emitOpError() << "expected a width W from 2 to 4, got " << width;
@@ -255,7 +306,8 @@ void CausalConvOp::getCanonicalizationPatterns(RewritePatternSet &patterns,
 }
 
 OpCost CausalConvOp::getCost(int64_t dynamicDim) {
-  OpCost cost = trafficOf(*this, dynamicDim);
+  OpCost cost =
+      pagedTrafficOf(*this, getInitialState(), getStateSlots(), dynamicDim);
   int64_t count = countElements(getX(), dynamicDim);
   cost.fma = count * (lastDim(getWeight()) + (getBias() ? 1 : 0));
   cost.transcendental = getSilu() ? 2 * count : 0;

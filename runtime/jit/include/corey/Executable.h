@@ -138,6 +138,9 @@ struct ArgumentInfo {
   std::string name;
   DType dtype = DType::F32;
   std::vector<int64_t> shape;
+  /// Of an output that is an updated pool of states: the number of the input
+  /// that it may share its memory with; else -1.
+  int updatedInput = -1;
 };
 
 struct FunctionInfo {
@@ -248,12 +251,23 @@ public:
 
   /// Runs a function. `outputs` may be empty: contiguous tensors are made.
   /// Otherwise there is one per result, of the right dtype, shape and device,
-  /// with any strides, and overlapping neither an input nor another output.
-  /// Everything is checked before anything runs; what depends on data (ids of
-  /// an embedding, starts of sequences) is reported after, with
-  /// InvalidArgument. An input whose innermost stride is not 1 is copied first,
-  /// and an output that is not contiguous after; other strides cost nothing.
-  /// Calls of known shapes with given outputs allocate no memory.
+  /// with any strides, and overlapping neither an input nor another output, but
+  /// for pools of states (see below). Everything is checked before anything
+  /// runs; what depends on data (ids of an embedding, starts of sequences,
+  /// slots of a pool) is reported after, with InvalidArgument. An input whose
+  /// innermost stride is not 1 is copied first, and an output that is not
+  /// contiguous after; other strides cost nothing. Calls of known shapes with
+  /// given outputs allocate no memory.
+  ///
+  /// Where an output is a pool of states whose `slots` an op has updated
+  /// (`last_state` of `ssm.selective_scan`, `final_states` of `ssm.ssd`,
+  /// `final_state` of `ssm.causal_conv`), the pool is an input, and nothing
+  /// else reads that input, the output may be the very tensor given as that
+  /// input: ArgumentInfo::updatedInput is its number. The pool is updated in
+  /// place then, and no memory of it but the slots is read or written, as a
+  /// server's decode loop needs. It must be contiguous and, on a CUDA device,
+  /// aligned. With an output of its own memory the input stays what it was, for
+  /// a copy of the whole pool. A run that fails may have updated slots.
   ///
   /// On a CUDA device kernels want rows at multiples of 16 bytes, or of the
   /// largest power of two that divides the bytes of a row, and the first at one

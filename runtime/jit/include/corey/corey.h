@@ -134,7 +134,8 @@ corey_status corey_output_shapes(corey_executable *executable,
                                  const char *function,
                                  const corey_tensor *inputs, size_t num_inputs,
                                  int64_t *sizes, size_t capacity);
-/* Runs a function on the caller's tensors; see corey::Executable::run. */
+/* Runs a function on the caller's tensors; see corey::Executable::run. A pool of
+ * states is updated in place where its input and its output are one tensor. */
 corey_status corey_run(corey_executable *executable, const char *function,
                        const corey_tensor *inputs, size_t num_inputs,
                        const corey_tensor *outputs, size_t num_outputs);

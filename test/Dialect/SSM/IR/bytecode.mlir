@@ -9,15 +9,15 @@
 // The version is written to the file and compared when it is read: the major
 // one must be equal, the minor one not newer.
 // RUN: corey-opt %s --emit-bytecode -o %t.mlirbc
-// RUN: %python %test_inputs/set_bytecode_version.py 1.0 1.1 < %t.mlirbc > %t.minor.mlirbc
+// RUN: %python %test_inputs/set_bytecode_version.py 1.1 1.2 < %t.mlirbc > %t.minor.mlirbc
 // RUN: not corey-opt %t.minor.mlirbc 2>&1 | FileCheck %s --check-prefix=MINOR
-// MINOR: error: expected ssm dialect version 1.0 or an older minor version, got 1.1
-// RUN: %python %test_inputs/set_bytecode_version.py 1.0 2.0 < %t.mlirbc > %t.major.mlirbc
+// MINOR: error: expected ssm dialect version 1.1 or an older minor version, got 1.2
+// RUN: %python %test_inputs/set_bytecode_version.py 1.1 2.0 < %t.mlirbc > %t.major.mlirbc
 // RUN: not corey-opt %t.major.mlirbc 2>&1 | FileCheck %s --check-prefix=MAJOR
-// MAJOR: error: expected ssm dialect version 1.0 or an older minor version, got 2.0
-// RUN: %python %test_inputs/set_bytecode_version.py 1.0 0.0 < %t.mlirbc > %t.old.mlirbc
+// MAJOR: error: expected ssm dialect version 1.1 or an older minor version, got 2.0
+// RUN: %python %test_inputs/set_bytecode_version.py 1.1 0.0 < %t.mlirbc > %t.old.mlirbc
 // RUN: not corey-opt %t.old.mlirbc 2>&1 | FileCheck %s --check-prefix=OLD
-// OLD: error: expected ssm dialect version 1.0 or an older minor version, got 0.0
+// OLD: error: expected ssm dialect version 1.1 or an older minor version, got 0.0
 
 // CHECK: ssm.weight @in_proj "mixer.in_proj.weight" : tensor<4x8xbf16>{{$}}
 ssm.weight @in_proj "mixer.in_proj.weight" : tensor<4x8xbf16>

@@ -975,3 +975,60 @@ module attributes { test.a = #ssm.stats<entropy = 0.5, bins = 2, min = 0.0, max 
 
 // expected-error @below {{expected ','}}
 module attributes { test.a = #ssm.score<entropy = 0.5> } {}
+
+// -----
+
+//===----------------------------------------------------------------------===//
+// Slots of a pool
+//===----------------------------------------------------------------------===//
+
+func.func @slots_without_pool(%x: tensor<?x?x8xf32>, %w: tensor<8x4xf32>, %slots: tensor<?xi32>) {
+  // expected-error @below {{'ssm.causal_conv' op expected 'initial_state' to be the pool that 'slots' name states of, got none}}
+  %y = ssm.causal_conv %x, %w slots(%slots : tensor<?xi32>) : tensor<?x?x8xf32>, tensor<8x4xf32> -> tensor<?x?x8xf32>
+  return
+}
+
+// -----
+
+func.func @slots_of_a_batch(%x: tensor<2x?x8xf32>, %w: tensor<8x4xf32>, %s: tensor<9x3x8xf32>, %slots: tensor<3xi32>) {
+  // expected-error @below {{'ssm.causal_conv' op expected dimension 0 of operand 'state_slots' to be B = 2 (from 'x'), got 3}}
+  %y = ssm.causal_conv %x, %w initial_state(%s : tensor<9x3x8xf32>) slots(%slots : tensor<3xi32>)
+      : tensor<2x?x8xf32>, tensor<8x4xf32> -> tensor<2x?x8xf32>
+  return
+}
+
+// -----
+
+func.func @slots_of_packed(%x: tensor<1x?x8xf32>, %w: tensor<8x4xf32>, %s: tensor<9x3x8xf32>, %slots: tensor<1xi32>, %starts: tensor<3xi32>) {
+  // expected-error @below {{'ssm.causal_conv' op expected dimension 0 of operand 'state_slots' to be S = 3 (from 'seq_starts'), got 1}}
+  %y = ssm.causal_conv %x, %w initial_state(%s : tensor<9x3x8xf32>) slots(%slots : tensor<1xi32>) seq_starts(%starts : tensor<3xi32>)
+      : tensor<1x?x8xf32>, tensor<8x4xf32> -> tensor<1x?x8xf32>
+  return
+}
+
+// -----
+
+func.func @size_of_updated_pool(%x: tensor<2x?x8xf32>, %w: tensor<8x4xf32>, %s: tensor<9x3x8xf32>, %slots: tensor<2xi32>) {
+  // expected-error @below {{'ssm.causal_conv' op expected dimension 0 of result 'final_state' to be R = 9 (from 'initial_state'), got 2}}
+  %y, %n = ssm.causal_conv %x, %w initial_state(%s : tensor<9x3x8xf32>) slots(%slots : tensor<2xi32>)
+      : tensor<2x?x8xf32>, tensor<8x4xf32> -> tensor<2x?x8xf32>, tensor<2x3x8xf32>
+  return
+}
+
+// -----
+
+func.func @type_of_updated_pool(%x: tensor<?x?x2x8xf32>, %d: tensor<?x?x2xf32>, %b: tensor<?x?x1x4xf32>, %s: tensor<?x2x8x4xbf16>, %slots: tensor<?xi32>) {
+  // expected-error @below {{'ssm.ssd' op expected result 'final_states' to have element type 'bf16' of the pool 'initial_states', got 'f32'}}
+  %y, %n = ssm.ssd %x decay(%d : tensor<?x?x2xf32>) B(%b) C(%b) initial_states(%s : tensor<?x2x8x4xbf16>) slots(%slots : tensor<?xi32>)
+      : tensor<?x?x2x8xf32>, tensor<?x?x1x4xf32>, tensor<?x?x1x4xf32> -> tensor<?x?x2x8xf32>, tensor<?x2x8x4xf32>
+  return
+}
+
+// -----
+
+func.func @type_of_slots(%x: tensor<?x?x8xf32>, %w: tensor<8x4xf32>, %s: tensor<?x3x8xf32>, %slots: tensor<?xi64>) {
+  // expected-error @below {{'ssm.causal_conv' op operand #3 must be ranked tensor of 32-bit signless integer values, but got 'tensor<?xi64>'}}
+  %y = ssm.causal_conv %x, %w initial_state(%s : tensor<?x3x8xf32>) slots(%slots : tensor<?xi64>)
+      : tensor<?x?x8xf32>, tensor<8x4xf32> -> tensor<?x?x8xf32>
+  return
+}

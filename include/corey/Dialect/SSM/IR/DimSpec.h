@@ -23,7 +23,8 @@ struct DimExpr {
   bool isOptional = false;
 
   bool isConstant() const { return symbol.empty() && !isEllipsis; }
-  /// Whether the symbol may be dynamic: batch, length and counts of sequences.
+  /// Whether the symbol may be dynamic: batch, length and counts of sequences
+  /// and states.
   bool mayBeDynamic() const {
     return isEllipsis || symbol == "B" || symbol == "L" || symbol == "S" ||
            symbol == "R";
@@ -40,6 +41,8 @@ struct DimEntry {
   llvm::StringRef elementRule;
 
   bool hasEllipsis() const { return !dims.empty() && dims[0].isEllipsis; }
+  /// `_`: stands for an operand that is not a tensor.
+  bool isPlaceholder() const { return name == "_"; }
   std::string str() const;
 };
 

@@ -18,7 +18,7 @@ struct SSMDialectVersion : public mlir::DialectVersion {
   SSMDialectVersion(uint64_t majorVersion, uint64_t minorVersion)
       : majorVersion(majorVersion), minorVersion(minorVersion) {}
 
-  static SSMDialectVersion getCurrent() { return {1, 0}; }
+  static SSMDialectVersion getCurrent() { return {1, 1}; }
 
   uint64_t majorVersion;
   uint64_t minorVersion;

@@ -20,7 +20,8 @@ def SSM_DimSpecOpInterface : OpInterface<"DimSpecOpInterface"> {
     on the arguments of a compiled function are all derived from that line, so
     a shape rule is written once. Grammar: a name per operand and per result in
     ODS order; dimensions are a symbol, a symbol plus or minus a constant, a
-    constant, or a leading `...` that stands for any number of dimensions.
+    constant, or a leading `...` that stands for any number of dimensions; `_`
+    is an operand that has none.
     Only the symbols B, L, S and R, and what `...` covers, may be dynamic.
   }];
   let methods = [

@@ -48,15 +48,17 @@ void collectDimConstraints(mlir::Operation *op,
 
 namespace detail {
 
-/// One value per operand entry of `spec`, in ODS order; null where absent.
+/// One value per operand entry of `spec`, in ODS order; null where absent, and
+/// for what is not a tensor.
 template <typename OpOrAdaptor>
 llvm::SmallVector<mlir::Value> collectOperands(OpOrAdaptor op,
                                                llvm::StringRef spec) {
   llvm::SmallVector<mlir::Value> values;
-  unsigned count = DimLine(spec).operands.size();
-  for (unsigned i = 0; i < count; ++i) {
+  DimLine line(spec);
+  for (auto [i, entry] : llvm::enumerate(line.operands)) {
     auto range = op.getODSOperands(i);
-    values.push_back(range.empty() ? mlir::Value() : *range.begin());
+    bool isAbsent = range.empty() || entry.isPlaceholder();
+    values.push_back(isAbsent ? mlir::Value() : *range.begin());
   }
   return values;
 }

@@ -28,6 +28,7 @@ def SSM_IndexTensor : RankedTensorOf<[I32, I64]>;
 def SSM_QuantizedTensor : RankedTensorOf<[I8, F8E4M3FN]>;
 def SSM_WeightTensor : RankedTensorOf<[F16, BF16, F32, I8, F8E4M3FN]>;
 def SSM_SequenceStarts : RankedTensorOf<[I32]>;
+def SSM_StateSlots : RankedTensorOf<[I32]>;
 
 def SSM_SchedulerResource : Resource<"::corey::ssm::SchedulerResource">;
 def SSM_StatisticsResource : Resource<"::corey::ssm::StatisticsResource">;
@@ -47,24 +48,31 @@ class SSM_ShapedOp<string mnemonic, string line, list<Trait> traits = [], bit st
         DeclareOpInterfaceMethods<InferTypeOpInterface, ["inferReturnTypes", "refineReturnTypes"]>,
         DeclareOpInterfaceMethods<ReifyRankedShapedTypeOpInterface, ["reifyResultShapes"]>]> {
   // The line for one batch of equally long sequences, and the line for
-  // sequences packed along L, where S counts sequences and B is 1.
-  string batchedLine = !subst("R,", "B,", line);
-  string packedLine = !subst("R,", "S,", !subst("B,", "1,", line));
-  // Whether the op takes `seq_starts`, which selects the packed line.
+  // sequences packed along L, where S counts sequences and B is 1. Q stands for
+  // the number of sequences, R for that of states: as many, or, where
+  // sequences name theirs, those of a pool of its own size.
+  string batchedLine = !subst(":Q", ":B", line);
+  string packedLine = !subst(":Q", ":S", !subst("B,", "1,", line));
+  // Whether the op takes `seq_starts`, which selects the packed line, and
+  // `state_slots`, which leaves R open.
   bit packable = 0;
   let hasVerifier = 1;
   code shapedDeclaration = [{
-    static ::llvm::StringRef getDimSpecFor(bool packed);
+    static ::llvm::StringRef getDimSpecFor(bool packed, bool paged);
   }];
   let extraClassDeclaration = shapedDeclaration;
   string getDimSpecBody = !if(packable,
-    "return getDimSpecFor(static_cast<bool>(getSeqStarts()));",
-    "return getDimSpecFor(/*packed=*/false);");
-  string inferPackedExpr = !if(packable,
-    "static_cast<bool>(adaptor.getSeqStarts())", "false");
+    "return getDimSpecFor(static_cast<bool>(getSeqStarts()), static_cast<bool>(getStateSlots()));",
+    "return getDimSpecFor(/*packed=*/false, /*paged=*/false);");
+  string inferSpecArguments = !if(packable,
+    "static_cast<bool>(adaptor.getSeqStarts()), static_cast<bool>(adaptor.getStateSlots())",
+    "false, false");
   let extraClassDefinition = [{
-    ::llvm::StringRef $cppClass::getDimSpecFor(bool packed) {
-      return packed ? "}] # packedLine # [{" : "}] # batchedLine # [{";
+    ::llvm::StringRef $cppClass::getDimSpecFor(bool packed, bool paged) {
+      if (paged)
+        return packed ? "}] # packedLine # [{" : "}] # batchedLine # [{";
+      return packed ? "}] # !subst("R,", "S,", packedLine) # [{"
+                    : "}] # !subst("R,", "B,", batchedLine) # [{";
     }
     ::llvm::StringRef $cppClass::getDimSpec() { }] # getDimSpecBody # [{ }
     ::llvm::SmallVector<::mlir::Value> $cppClass::getSpecOperands() {
@@ -79,7 +87,7 @@ class SSM_ShapedOp<string mnemonic, string line, list<Trait> traits = [], bit st
         ::mlir::OpaqueProperties properties, ::mlir::RegionRange regions,
         ::llvm::SmallVectorImpl<::mlir::Type> &inferredReturnTypes) {
       Adaptor adaptor(operands, attributes, properties, regions);
-      ::llvm::StringRef spec = getDimSpecFor(}] # inferPackedExpr # [{);
+      ::llvm::StringRef spec = getDimSpecFor(}] # inferSpecArguments # [{);
       return ::corey::ssm::detail::inferFromDimSpec(
           context, location, spec, ::corey::ssm::detail::collectOperands(adaptor, spec),
           inferredReturnTypes);
@@ -125,7 +133,7 @@ class SSM_ScanOp<string mnemonic, string line, string input, list<Trait> traits 
 
 def SSM_SelectiveScanOp : SSM_ScanOp<"selective_scan",
     "u:B,L,D delta:B,L,D A:D,N B:B,L,G,N C:B,L,G,N D:D z:B,L,D delta_bias:D "
-    "initial_state:R,D,N seq_starts:S -> y:B,L,D:u last_state:R,D,N:~initial_state|f32", "U"> {
+    "initial_state:R,D,N seq_starts:S _ state_slots:Q -> y:B,L,D:u last_state:R,D,N:~initial_state|f32", "U"> {
   let summary = "Mamba-1 selective scan";
   let description = [{
     For every batch element b, channel d (of group g = d / (D/G)) and state n:
@@ -144,6 +152,17 @@ def SSM_SelectiveScanOp : SSM_ScanOp<"selective_scan",
     up to L). The starts ascend and the first is 0; the state is
     `[S, D, N]`, one per sequence.
 
+    With `slots`, one i32 per sequence, the states lie in a pool, as in a server
+    whose sequences come and go: `initial_state` is `[R, D, N]` of any R, the
+    sequence starts from the slot it names, and `last_state`, of the same type,
+    is the pool with those slots replaced and all others as they were. A
+    negative slot is padding: its sequence starts from zero and its last state
+    goes nowhere. A slot of R or more is an error when the op runs. Of sequences
+    that name one slot any may be the one whose state stays there.
+
+    A compiled program updates the pool in place, touching nothing but the
+    slots, where it is given the same memory for both (see Executable::run()).
+
     Example:
 
     ```mlir
@@ -157,13 +176,15 @@ def SSM_SelectiveScanOp : SSM_ScanOp<"selective_scan",
     SSM_FloatTensor:$B, SSM_FloatTensor:$C, Optional<SSM_FloatTensor>:$D,
     Optional<SSM_FloatTensor>:$z, Optional<SSM_FloatTensor>:$delta_bias,
     Optional<SSM_FloatTensor>:$initial_state, Optional<SSM_SequenceStarts>:$seq_starts,
-    Optional<Index>:$chunk_size, UnitAttr:$delta_softplus, OptionalAttr<SSM_ChunkAttr>:$chunk);
+    Optional<Index>:$chunk_size, Optional<SSM_StateSlots>:$state_slots,
+    UnitAttr:$delta_softplus, OptionalAttr<SSM_ChunkAttr>:$chunk);
   let results = (outs SSM_FloatTensor:$y, Optional<SSM_FloatTensor>:$last_state);
   let assemblyFormat = [{
     $u `,` $delta `,` $A `,` $B `,` $C
     (`D` `(` $D^ `:` type($D) `)`)? (`z` `(` $z^ `:` type($z) `)`)?
     (`delta_bias` `(` $delta_bias^ `:` type($delta_bias) `)`)?
     (`initial_state` `(` $initial_state^ `:` type($initial_state) `)`)?
+    (`slots` `(` $state_slots^ `:` type($state_slots) `)`)?
     (`seq_starts` `(` $seq_starts^ `:` type($seq_starts) `)`)?
     (`chunk_size` `(` $chunk_size^ `)`)? attr-dict `:`
     type($u) `,` type($delta) `,` type($A) `,` type($B) `,` type($C) `->`
@@ -173,7 +194,7 @@ def SSM_SelectiveScanOp : SSM_ScanOp<"selective_scan",
 
 def SSM_SSDOp : SSM_ScanOp<"ssd",
     "x:B,L,H,P dt:B,L,H A:H B:B,L,G,N C:B,L,G,N D:H,[P] z:B,L,H,P dt_bias:H "
-    "initial_states:R,H,P,N seq_starts:S decay:B,L,H "
+    "initial_states:R,H,P,N seq_starts:S decay:B,L,H _ state_slots:Q "
     "-> y:B,L,H,P:x final_states:R,H,P,N:~initial_states|f32", "X"> {
   let summary = "Mamba-2 state-space duality: a scan with one decay per head";
   let description = [{
@@ -193,7 +214,8 @@ def SSM_SSDOp : SSM_ScanOp<"ssd",
 
     A checkpoint's `chunk_size` may be recorded as `tile`: a hint for the size
     of the tiles of the matrix form, with no effect on the result. `seq_starts`
-    packs sequences as in `ssm.selective_scan`.
+    packs sequences, and `slots` names their states in a pool `[R, H, P, N]`, as
+    in `ssm.selective_scan`.
 
     Example:
 
@@ -209,7 +231,7 @@ def SSM_SSDOp : SSM_ScanOp<"ssd",
     Optional<SSM_FloatTensor>:$D, Optional<SSM_FloatTensor>:$z,
     Optional<SSM_FloatTensor>:$dt_bias, Optional<SSM_FloatTensor>:$initial_states,
     Optional<SSM_SequenceStarts>:$seq_starts, Optional<SSM_FloatTensor>:$decay,
-    Optional<Index>:$chunk_size, UnitAttr:$dt_softplus,
+    Optional<Index>:$chunk_size, Optional<SSM_StateSlots>:$state_slots, UnitAttr:$dt_softplus,
     OptionalAttr<DenseF64ArrayAttr>:$dt_limit, OptionalAttr<I64Attr>:$tile,
     OptionalAttr<SSM_ChunkAttr>:$chunk);
   let results = (outs SSM_FloatTensor:$y, Optional<SSM_FloatTensor>:$final_states);
@@ -219,6 +241,7 @@ def SSM_SSDOp : SSM_ScanOp<"ssd",
     (`D` `(` $D^ `:` type($D) `)`)? (`z` `(` $z^ `:` type($z) `)`)?
     (`dt_bias` `(` $dt_bias^ `:` type($dt_bias) `)`)?
     (`initial_states` `(` $initial_states^ `:` type($initial_states) `)`)?
+    (`slots` `(` $state_slots^ `:` type($state_slots) `)`)?
     (`seq_starts` `(` $seq_starts^ `:` type($seq_starts) `)`)?
     (`chunk_size` `(` $chunk_size^ `)`)? attr-dict `:`
     type($x) `,` type($B) `,` type($C) `->` type($y) (`,` type($final_states)^)?
@@ -226,7 +249,7 @@ def SSM_SSDOp : SSM_ScanOp<"ssd",
 }
 
 def SSM_CausalConvOp : SSM_ShapedOp<"causal_conv",
-    "x:B,L,D weight:D,W bias:D initial_state:R,W-1,D seq_starts:S "
+    "x:B,L,D weight:D,W bias:D initial_state:R,W-1,D seq_starts:S state_slots:Q "
     "-> y:B,L,D:x final_state:R,W-1,D:x", [AttrSizedOperandSegments], /*streams=*/1> {
   let packable = 1;
   let hasCanonicalizer = 1;
@@ -238,7 +261,8 @@ def SSM_CausalConvOp : SSM_ShapedOp<"causal_conv",
     `initial_state` (`[B, W-1, D]`, oldest first) or are zero; `final_state`
     holds the last W-1 inputs, older state included where L < W-1. With
     `seq_starts` sequences are packed along L as in `ssm.selective_scan` and no
-    sequence sees its neighbour.
+    sequence sees its neighbour. `slots` names their states in a pool
+    `[R, W-1, D]`, as there.
 
     Example:
 
@@ -249,11 +273,13 @@ def SSM_CausalConvOp : SSM_ShapedOp<"causal_conv",
   }];
   let arguments = (ins SSM_FloatTensor:$x, SSM_FloatTensor:$weight,
     Optional<SSM_FloatTensor>:$bias, Optional<SSM_FloatTensor>:$initial_state,
-    Optional<SSM_SequenceStarts>:$seq_starts, UnitAttr:$silu);
+    Optional<SSM_SequenceStarts>:$seq_starts, Optional<SSM_StateSlots>:$state_slots,
+    UnitAttr:$silu);
   let results = (outs SSM_FloatTensor:$y, Optional<SSM_FloatTensor>:$final_state);
   let assemblyFormat = [{
     $x `,` $weight (`bias` `(` $bias^ `:` type($bias) `)`)?
     (`initial_state` `(` $initial_state^ `:` type($initial_state) `)`)?
+    (`slots` `(` $state_slots^ `:` type($state_slots) `)`)?
     (`seq_starts` `(` $seq_starts^ `:` type($seq_starts) `)`)? attr-dict `:`
     type($x) `,` type($weight) `->` type($y) (`,` type($final_state)^)?
   }];

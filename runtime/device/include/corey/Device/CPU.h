@@ -133,6 +133,7 @@ void failCall(Status error);
 /// What is wrong with an id of an embedding, and with the start of a sequence
 /// (see RuntimeABI.h); ok if nothing is.
 Status indexError(int64_t index, int64_t limit);
+Status slotError(int64_t slot, int64_t limit);
 Status sequenceStartError(int64_t sequence, int64_t start, int64_t previous,
                           int64_t length);
 /// Leaves the call in progress, which needs `size` bytes that there are not.

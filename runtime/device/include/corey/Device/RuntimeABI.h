@@ -138,6 +138,10 @@ void corey_rt_device_observed(int64_t site);
 /// Fails the call in progress: `index` is not in [0, limit).
 void corey_rt_bad_index(int64_t index, int64_t limit);
 
+/// Fails the call in progress: `slot` is not below `limit`, the states that a
+/// pool has.
+void corey_rt_bad_slot(int64_t slot, int64_t limit);
+
 /// Fails the call in progress if there are tokens but no sequence to hold them.
 void corey_rt_check_sequence_count(int64_t count, int64_t length);
 
@@ -157,6 +161,8 @@ struct corey_rt_device_error {
   ///    it, `previous` (that of sequence 0 for itself), and `limit` tokens;
   ///    what corey_rt_check_sequence_start(position, value, previous, limit)
   ///    reports. If there are several, the first.
+  /// 3: a slot of a pool of states, `value`, is not below `limit`; what
+  ///    corey_rt_bad_slot(value, limit) reports. If there are several, any.
   int32_t kind;
   int32_t reserved;
   int64_t value, limit, position, previous;
