@@ -158,8 +158,8 @@ public:
                 e.index(kFewTokens)),
           [&] { emitUnsplit(s); },
           [&] {
-            emitSSDOnTensorCores(e, op, sequences,
-                                 isChunked ? *chunk : Value(), s.y, s.states);
+            emitSSDOnTensorCores(e, op, sequences, isChunked ? *chunk : Value(),
+                                 s.y, s.states);
           });
     } else if (isStep() || !isChunked) {
       emitUnsplit(s);

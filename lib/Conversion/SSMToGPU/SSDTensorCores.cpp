@@ -29,9 +29,9 @@
 //
 // Cut into segments, a first kernel computes each segment's own state at its
 // end, the first one's from the initial state; the second starts each from the
-// sum of what its predecessors leave, as far back as their decays are not 0. The
-// first walks backwards, as then the decay to the segment's end is known for
-// every token.
+// sum of what its predecessors leave, as far back as their decays are not 0.
+// The first walks backwards, as then the decay to the segment's end is known
+// for every token.
 //
 //===----------------------------------------------------------------------===//
 
@@ -82,16 +82,14 @@ struct SSDTensorTiling {
   int64_t entryRegisters, unitRegisters, weightRegisters, helperRegisters;
 
   SSDTensorTiling(int64_t channels, int64_t states)
-      : channels(channels), states(states),
-        units(states <= 128 ? 2 : 1), slices(llvm::divideCeil(channels, kSlice)) {
+      : channels(channels), states(states), units(states <= 128 ? 2 : 1),
+        slices(llvm::divideCeil(channels, kSlice)) {
     constexpr int64_t kShared = 227 << 10, kReserve = 2 << 10;
     int64_t room = kShared - kReserve - units * outputBytes();
     stages = std::min<int64_t>(
         room / (stageBytes() + heads() * (weightBytes() + Factors::kBytes)), 4);
-    statesStages =
-        std::min<int64_t>(room / (statesStageBytes() +
-                                  heads() * Factors::kBytes),
-                          6);
+    statesStages = std::min<int64_t>(
+        room / (statesStageBytes() + heads() * Factors::kBytes), 6);
     // The file of 64 K registers is dealt out in eights to a block's threads;
     // roles trade within that.
     constexpr int64_t kFile = 64 << 10, kMost = 240;
@@ -104,8 +102,8 @@ struct SSDTensorTiling {
     // What a unit holds at a time: states, outputs, operands of one product,
     // and what addresses and loops need.
     constexpr int64_t kOther = 48;
-    int64_t needed = states / 2 + kTokens / 2 +
-                     std::min<int64_t>(states, 128) / 4 + kOther;
+    int64_t needed =
+        states / 2 + kTokens / 2 + std::min<int64_t>(states, 128) / 4 + kOther;
     if (needed > unitRegisters || stages < 2)
       llvm::report_fatal_error("expected a tiling of ssd that fits a "
                                "multiprocessor");
@@ -114,9 +112,7 @@ struct SSDTensorTiling {
   /// Whether one block has several heads; else it has slices of one.
   int64_t heads() const { return std::max<int64_t>(units / slices, 1); }
   /// Blocks that share a head.
-  int64_t blocksPerHead() const {
-    return std::max<int64_t>(slices / units, 1);
-  }
+  int64_t blocksPerHead() const { return std::max<int64_t>(slices / units, 1); }
   int64_t panels() const { return llvm::divideCeil(states, Tile::kColumns); }
   /// Bytes of a tile of B or C.
   int64_t stateBytes() const { return panels() * Tile::bytes(kTokens); }
@@ -142,7 +138,11 @@ struct SSDTensorTiling {
 
 /// A stage of a ring, and the parity of its phase.
 struct Turn {
-  Val stage, phase;
+  Turn(ArrayRef<Val> values)
+      : stage(values[0]), phase(values[1]), number(values[2]) {}
+  Vals values() const { return {stage, phase, number}; }
+  /// The last counts turns.
+  Val stage, phase, number;
 };
 
 class SSDTensorKernels {
@@ -158,31 +158,63 @@ public:
         sequences(sequences), y(y), buffers(buffers) {}
 
   void emit(Value chunk) {
-    Value most = e.max(e.ceilDiv(sequences.length, e.index(kTokens)),
-                       e.index(1));
+    most = e.max(e.ceilDiv(sequences.length, e.index(kTokens)), e.index(1));
     tiles = most;
     segments = e.index(1);
     if (chunk) {
-      tiles = e.min(e.max(e.ceilDiv(chunk, e.index(kTokens)), e.index(1)), most);
+      tiles =
+          e.min(e.max(e.ceilDiv(chunk, e.index(kTokens)), e.index(1)), most);
       segments = e.ceilDiv(most, tiles);
     }
-    // Of all segments but the last; and what the first starts from.
-    Value kept = e.host.createOrFold<arith::SubIOp>(e.loc, segments, e.index(1));
-    Value rooms = buffers.initial ? segments : kept;
+    Value isSplit = e.cmp(arith::CmpIPredicate::sgt, segments, e.index(1));
+    auto select = [&](Value condition, Value then, Value otherwise) {
+      return e.host.createOrFold<arith::SelectOp>(e.loc, condition, then,
+                                                  otherwise);
+    };
+    // Where the last of several waves of blocks would leave much of the device
+    // idle all tiles are dealt out evenly; what that costs takes as long as
+    // some tiles do.
+    constexpr int64_t kDealTiles = 8;
+    Value blocks = e.mul(sequences.count, blocksPerSegment());
+    Value units = e.index(e.target.multiprocessors);
+    Value inWaves = e.mul(e.ceilDiv(blocks, units), most);
+    Value dealt =
+        e.add(e.ceilDiv(e.mul(blocks, most), units), e.index(kDealTiles));
+    Value deals = e.host.createOrFold<arith::AndIOp>(
+        e.loc, e.cmp(arith::CmpIPredicate::sgt, blocks, units),
+        e.cmp(arith::CmpIPredicate::sgt, inWaves, dealt));
+    workers = select(isSplit, e.index(0), select(deals, units, e.index(0)));
+    // Of all segments but the last, and what the first starts from; or what
+    // workers hand on.
+    Value kept =
+        e.host.createOrFold<arith::SubIOp>(e.loc, segments, e.index(1));
     Type f32 = e.host.getF32Type();
-    segmentStates = e.workspace(
-        {sequences.count, rooms, e.index(heads * t.slices),
-         e.index(t.states * kSlice)},
-        f32);
+    Value rooms = buffers.slots ? select(isSplit, segments, kept) : kept;
+    segmentStates =
+        e.workspace({sequences.count, rooms, e.index(heads * t.slices),
+                     e.index(t.states * kSlice)},
+                    f32);
     segmentSums = e.workspace({sequences.count, kept, e.index(heads)}, f32);
+    handedStates = e.workspace(
+        {workers, e.index(t.units), e.index(t.states * kSlice)}, f32);
+    handedFlags = e.workspace({workers, e.index(t.units)}, e.host.getI32Type());
     if (chunk)
-      e.ifThen(e.cmp(arith::CmpIPredicate::sgt, segments, e.index(1)),
-               [&] { emitKernel(/*isStates=*/true, kept); });
+      e.ifThen(isSplit, [&] { emitKernel(/*isStates=*/true, kept); });
+    e.ifThen(e.cmp(arith::CmpIPredicate::sgt, workers, e.index(0)),
+             [&] { emitReset(); });
     emitKernel(/*isStates=*/false, segments);
   }
 
 private:
   void emitKernel(bool isStates, Value segmentCount);
+  void emitReset();
+  /// Blocks of threads for all heads.
+  int64_t blocksPerSegment() const {
+    return groups * blocksPerGroup() * t.blocksPerHead();
+  }
+  int64_t blocksPerGroup() const {
+    return llvm::divideCeil(heads / groups, t.heads());
+  }
 
   GPULowering &e;
   SSDOp op;
@@ -194,11 +226,27 @@ private:
   StateBuffers buffers;
   /// Tiles of a segment, segments, and what the first kernel leaves: f32,
   /// [sequences, segments - 1, slices of heads, states x 64] in the order of
-  /// the registers, and [sequences, segments - 1, heads], exponents. One more of
-  /// the former has the initial states, which the second kernel may write over.
+  /// the registers, and [sequences, segments - 1, heads], exponents. One more
+  /// of the former has the initial states if the second kernel may write over
+  /// them.
   Value tiles, segments, segmentStates, segmentSums;
+  /// Tiles of the longest sequence that there can be. Blocks of threads that
+  /// all tiles are dealt out to, 0 where each has its segment; what each hands
+  /// to the next, in the order of the registers, and whether it is there.
+  Value most, workers, handedStates, handedFlags;
 };
 } // namespace
+
+/// Nothing is handed on yet.
+void SSDTensorKernels::emitReset() {
+  KernelBuilder k(e.host, e.loc, e.kernels, "ssd_reset", {kGroup, 0});
+  DeviceTensor flags(e, k, handedFlags);
+  Val index = k.blockIdx('x') * double(kGroup) + k.threadIdx();
+  Value count = e.mul(workers, t.units);
+  k.ifThen(index < k.i32Argument(count),
+           [&] { k.store(k.i32(0), flags.at({k.i32(0)}, index)); });
+  k.launch({e.ceilDiv(count, e.index(kGroup)), {}, {}});
+}
 
 void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
   bool isDecay = static_cast<bool>(op.getDecay());
@@ -214,17 +262,21 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
   DeviceTensor states(e, k, segmentStates), sums(e, k, segmentSums);
   DeviceTensor initial(e, k, buffers.initial);
   DeviceSlots slots(e, k, buffers);
-  DeviceTensor C, D, final, plainOutput;
+  DeviceTensor C, D, final, plainOutput, handed, flags;
   InputStream z;
   OutputStream output;
   if (!isStates) {
     C = DeviceTensor(e, k, e.buffer(op.getC()));
     D = DeviceTensor(e, k, e.buffer(op.getD()));
     final = DeviceTensor(e, k, buffers.last);
+    handed = DeviceTensor(e, k, handedStates);
+    flags = DeviceTensor(e, k, handedFlags);
     z = InputStream(e, k, op.getZ());
     output = OutputStream(e, k, y);
     plainOutput = DeviceTensor(e, k, y);
   }
+  // A pool of states is updated where it lies.
+  bool mayOverwrite = static_cast<bool>(buffers.slots);
   // What is left to do when the outputs come out of the tensor cores.
   bool hasChannelSkip = D && D.rank() == 2;
   bool isPlain = !isStates && !op.getZ() && !hasChannelSkip &&
@@ -253,8 +305,8 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
     return ringAddress + stage * double(stageBytes);
   };
   auto factorsAt = [&](Val stage, Val head) {
-    return k.offset(factorsMemory,
-                    (stage * double(t.heads()) + head) * double(Factors::kBytes));
+    return k.offset(factorsMemory, (stage * double(t.heads()) + head) *
+                                       double(Factors::kBytes));
   };
   int64_t inputsOffset = (isStates ? 1 : 2) * t.stateBytes();
 
@@ -282,71 +334,118 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
     k.ifThen(k.i32Argument(segments) == 1.0, [&] { k.waitForPredecessors(); });
   }
 
-  // Which segment of which heads.
-  int64_t perGroup = llvm::divideCeil(heads / groups, t.heads());
-  int64_t perSegment = groups * perGroup * t.blocksPerHead();
-  Val block = k.blockIdx('x');
-  Val segment = block / double(perSegment);
-  block = block % perSegment;
-  Val headBlock = block / double(t.blocksPerHead());
-  Val groupIndex = headBlock / double(perGroup);
-  Val firstHead = groupIndex * double(heads / groups) +
-                  (headBlock % perGroup) * double(t.heads());
-  Val headEnd = (groupIndex + 1.0) * double(heads / groups);
-  auto headOf = [&](Val index) {
-    return k.min(firstHead + index, headEnd - 1.0);
+  // A block of threads has a segment, or its share of all tiles: from some way
+  // into what one would walk to some way into another. It starts with the last,
+  // whose end it hands on, and ends with the first, which the one before it has
+  // begun with: nobody waits.
+  struct Item {
+    Val sequence, block, segment, begin, end;
   };
-  /// The head of the block that a unit works on, and the slice of it.
-  auto indexOfUnit = [&](Val unit) {
-    return t.slices == 1 ? unit : k.i32(0);
+  int64_t perSegment = blocksPerSegment(), perGroup = blocksPerGroup();
+  Val worker = k.blockIdx('x');
+  Val isShared = isStates ? k.boolean(false) : k.i32Argument(workers) > 0.0;
+  Vals share{k.i64(0), k.i64(0), k.i32(1)};
+  if (!isStates)
+    share = k.ifValues(
+        isShared,
+        [&]() -> Vals {
+          Val n = k.i64Argument(most);
+          Val all = k.i64Argument(sequences.count) * double(perSegment) * n;
+          auto start = [&](Val of) {
+            return k.toI64(of) * all / k.i64Argument(workers);
+          };
+          Val low = start(worker), high = start(worker + 1.0);
+          return {low, high, k.toI32((high - 1.0) / n - low / n) + 1.0};
+        },
+        [&]() -> Vals { return share; });
+  auto itemAt = [&](Val number) {
+    auto own = [&]() -> Vals {
+      Val segment = worker / double(perSegment);
+      Val begin = segment * k.i32Argument(tiles);
+      return {rowOfBlock(k), worker % perSegment, segment, begin,
+              begin + k.i32Argument(tiles)};
+    };
+    if (isStates) {
+      Vals v = own();
+      return Item{v[0], v[1], v[2], v[3], v[4]};
+    }
+    Vals v = k.ifValues(
+        isShared,
+        [&]() -> Vals {
+          Val n = k.i64Argument(most);
+          Val place = (share[1] - 1.0) / n - k.toI64(number);
+          Val first = place * n;
+          Val begin = k.max(share[0] - first, k.i64(0));
+          Val end = k.min(share[1] - first, n);
+          Val place32 = k.toI32(place);
+          return {place32 / double(perSegment), place32 % perSegment, k.i32(0),
+                  k.toI32(begin), k.toI32(end)};
+        },
+        own);
+    return Item{v[0], v[1], v[2], v[3], v[4]};
   };
-  auto sliceOfUnit = [&](Val unit) {
-    if (t.slices == 1)
-      return k.i32(0);
-    return (block % t.blocksPerHead()) * double(t.units) + unit;
-  };
-  Val sequence = rowOfBlock(k);
 
-  auto walk = [&] {
+  enum class Role { Copy, Factor, Weigh, Keep };
+  /// What `role` does of an item; `index` tells the copiers, heads and units of
+  /// a block apart.
+  auto walk = [&](Role role, const Item &item, int64_t copier, Val index,
+                  Turn &current) {
+    Val sequence = item.sequence, block = item.block, segment = item.segment;
+    Val headBlock = block / double(t.blocksPerHead());
+    Val groupIndex = headBlock / double(perGroup);
+    Val firstHead = groupIndex * double(heads / groups) +
+                    (headBlock % perGroup) * double(t.heads());
+    Val headEnd = (groupIndex + 1.0) * double(heads / groups);
+    auto headOf = [&](Val index) {
+      return k.min(firstHead + index, headEnd - 1.0);
+    };
+    /// The head of the block that a unit works on, and the slice of it.
+    auto indexOfUnit = [&](Val unit) {
+      return t.slices == 1 ? unit : k.i32(0);
+    };
+    auto sliceOfUnit = [&](Val unit) {
+      if (t.slices == 1)
+        return k.i32(0);
+      return (block % t.blocksPerHead()) * double(t.units) + unit;
+    };
     DeviceSequences::Range range = sequences.range(k, sequence);
     Val batch64 = k.toI64(range.batch), row0 = k.toI64(range.begin);
     Val length = range.length;
-    DeviceSlots::Place place = slots.of(k, sequence);
-    if (!isStates)
-      slots.check(k, place);
-    Val perSegmentTiles = k.i32Argument(tiles);
     Val tileCount = (length + double(kTokens - 1)) / double(kTokens);
-    Val lastSegment = k.max(
-        (tileCount + perSegmentTiles - 1.0) / perSegmentTiles - 1.0, k.i32(0));
-    Val firstTile = segment * perSegmentTiles;
-    Val endTile = k.min(firstTile + perSegmentTiles, tileCount);
+    Val firstTile = k.min(item.begin, tileCount);
+    Val endTile = k.min(item.end, tileCount);
+    // Of the last segment no state is needed; nothing of those that a shorter
+    // sequence does not have.
     Val count = endTile - firstTile;
+    if (isStates)
+      count = k.select(item.end < tileCount, count, k.i32(0));
     /// The tile that is walked at step `i`.
     auto tileAt = [&](Val i) {
       return isStates ? endTile - 1.0 - i : firstTile + i;
     };
     /// Runs `body` for every tile; stages and phases go round.
-    auto forTiles = [&](ArrayRef<Val> inits,
-                        llvm::function_ref<Vals(Val, Turn, ArrayRef<Val>)>
-                            body) {
-      Vals all(inits);
-      all.push_back(k.i32(0));
-      all.push_back(k.i32(0));
-      Vals out = k.forLoop(
-          k.i32(0), count, 1, all, [&](Val i, ArrayRef<Val> in) -> Vals {
-            Turn turn{in[inits.size()], in[inits.size() + 1]};
-            Vals next = body(i, turn, in.take_front(inits.size()));
-            Val wraps = turn.stage == double(stages - 1);
-            next.push_back(k.select(wraps, k.i32(0), turn.stage + 1.0));
-            next.push_back(k.select(wraps, turn.phase ^ 1, turn.phase));
-            return next;
-          });
-      out.resize(inits.size());
-      return out;
-    };
+    auto forTiles =
+        [&](ArrayRef<Val> inits,
+            llvm::function_ref<Vals(Val, Turn, ArrayRef<Val>)> body) {
+          Vals all(inits);
+          llvm::append_range(all, current.values());
+          Vals out = k.forLoop(
+              k.i32(0), count, 1, all, [&](Val i, ArrayRef<Val> in) -> Vals {
+                Turn turn(in.drop_front(inits.size()));
+                Vals next = body(i, turn, in.take_front(inits.size()));
+                Val wraps = turn.stage == double(stages - 1);
+                next.push_back(k.select(wraps, k.i32(0), turn.stage + 1.0));
+                next.push_back(k.select(wraps, turn.phase ^ 1, turn.phase));
+                next.push_back(turn.number + 1.0);
+                return next;
+              });
+          current = Turn(ArrayRef(out).drop_front(inits.size()));
+          out.resize(inits.size());
+          return out;
+        };
     /// Waits until a stage may be written again.
-    auto waitForRoom = [&](Val i, Turn turn) {
-      k.ifThen(i >= double(stages),
+    auto waitForRoom = [&](Turn turn) {
+      k.ifThen(turn.number >= double(stages),
                [&] { waitBarrier(k, empty(turn.stage), turn.phase ^ 1); });
     };
 
@@ -376,10 +475,13 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
             int64_t first = panel * Tile::kColumns;
             int64_t columns = std::min(t.states - first, Tile::kColumns);
             Val at = k.min(piece * 8.0, k.i32(columns - 8)) + double(first);
-            Source source{tensor.at({batch64, row0 + k.toI64(row), groupIndex},
-                                    at),
-                          tensor.stride(1), offset + panel * Tile::bytes(kTokens),
-                          Val(), false, isReordered};
+            Source source{
+                tensor.at({batch64, row0 + k.toI64(row), groupIndex}, at),
+                tensor.stride(1),
+                offset + panel * Tile::bytes(kTokens),
+                Val(),
+                false,
+                isReordered};
             if (columns < Tile::kColumns)
               source.isThere = piece < double(columns / 8);
             return source;
@@ -389,11 +491,14 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
       for (int64_t unit = 0; unit < t.units; ++unit)
         add([&] {
           Val channel = sliceOfUnit(k.i32(unit)) * double(kSlice) + piece * 8.0;
-          Source source{
-              x.at({batch64, row0 + k.toI64(row), headOf(indexOfUnit(k.i32(unit)))},
-                   k.min(channel, k.i32(t.channels - 8))),
-              x.stride(1), inputsOffset + unit * t.inputBytes(), Val(), true,
-              false};
+          Source source{x.at({batch64, row0 + k.toI64(row),
+                              headOf(indexOfUnit(k.i32(unit)))},
+                             k.min(channel, k.i32(t.channels - 8))),
+                        x.stride(1),
+                        inputsOffset + unit * t.inputBytes(),
+                        Val(),
+                        true,
+                        false};
           if (t.channels % kSlice)
             source.isThere = channel < double(t.channels);
           return source;
@@ -406,7 +511,7 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
       Val even = within + ((piece ^ row) << 4);
       Val odd = within + ((piece ^ (row + 4.0)) << 4);
       forTiles({}, [&](Val i, Turn turn, ArrayRef<Val>) -> Vals {
-        waitForRoom(i, turn);
+        waitForRoom(turn);
         Val stage = stageAt(turn.stage);
         Val token = tileAt(i) * double(kTokens);
         auto copyAll = [&](bool isWhole) {
@@ -468,122 +573,114 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
         return loaded;
       };
       Vals inits{k.f32(0)};
-      k.ifThen(count > 0.0, [&] {
-        llvm::append_range(inits, load(k.i32(0)));
-        Vals end = forTiles(inits, [&](Val i, Turn turn,
-                                       ArrayRef<Val> in) -> Vals {
-          Val total = in[0];
-          ArrayRef<Val> loaded = in.drop_front();
-          Vals next = k.loadIf(i + 1.0 < count, [&] { return load(i + 1.0); });
-          Val steps[2], exponents[2];
-          for (int64_t j = 0; j < 2; ++j) {
-            Val raw = dt.values(loaded.take_front(dt.numLoaded()), 1)[0];
-            loaded = loaded.drop_front(dt.numLoaded());
-            Val step = k.f32(1), exponent;
-            if (isDecay) {
-              exponent = raw * kLog2E;
-            } else {
-              step = raw;
-              if (bias)
-                step = step + shift;
-              if (op.getDtSoftplus())
-                step = k.softplus(step);
-              if (auto limit = op.getDtLimit()) {
-                // Keeps NaN.
-                step = k.select(step < (*limit)[0], k.f32((*limit)[0]), step);
-                step = k.select(step > (*limit)[1], k.f32((*limit)[1]), step);
+      llvm::append_range(inits,
+                         k.loadIf(count > 0.0, [&] { return load(k.i32(0)); }));
+      Vals end =
+          forTiles(inits, [&](Val i, Turn turn, ArrayRef<Val> in) -> Vals {
+            Val total = in[0];
+            ArrayRef<Val> loaded = in.drop_front();
+            Vals next =
+                k.loadIf(i + 1.0 < count, [&] { return load(i + 1.0); });
+            Val steps[2], exponents[2];
+            for (int64_t j = 0; j < 2; ++j) {
+              Val raw = dt.values(loaded.take_front(dt.numLoaded()), 1)[0];
+              loaded = loaded.drop_front(dt.numLoaded());
+              Val step = k.f32(1), exponent;
+              if (isDecay) {
+                exponent = raw * kLog2E;
+              } else {
+                step = raw;
+                if (bias)
+                  step = step + shift;
+                if (op.getDtSoftplus())
+                  step = k.softplus(step);
+                if (auto limit = op.getDtLimit()) {
+                  // Keeps NaN.
+                  step = k.select(step < (*limit)[0], k.f32((*limit)[0]), step);
+                  step = k.select(step > (*limit)[1], k.f32((*limit)[1]), step);
+                }
+                exponent = step * rate;
               }
-              exponent = step * rate;
+              // A token that is not there leaves the state as it is.
+              Val there =
+                  tileAt(i) * double(kTokens) + lane * 2.0 + double(j) < length;
+              steps[j] = k.select(there, step, k.f32(0));
+              exponents[j] = k.select(there, exponent, k.f32(0));
             }
-            // A token that is not there leaves the state as it is.
-            Val there = tileAt(i) * double(kTokens) + lane * 2.0 + double(j) <
-                        length;
-            steps[j] = k.select(there, step, k.f32(0));
-            exponents[j] = k.select(there, exponent, k.f32(0));
-          }
-          Val sum = exponents[0] + exponents[1];
-          for (int64_t delta = 1; delta < kWarp; delta *= 2)
-            sum = k.select(lane >= double(delta), sum + k.shuffleUp(sum, delta),
-                           sum);
-          Val before = k.shuffleUp(sum, 1);
-          Val cs[2] = {k.select(lane == 0.0, k.f32(0), before) + exponents[0],
-                       sum};
-          Val last = k.shuffleIndex(sum, k.i32(kWarp - 1));
-          waitForRoom(i, turn);
-          Val to = factorsAt(turn.stage, headIndex);
-          auto put = [&](int64_t offset, llvm::function_ref<Val(int64_t)> make) {
-            k.store(k.vector({make(0), make(1)}),
-                    k.offset(k.offset(to, 4 * offset), lane * 8.0));
-          };
-          auto putState = [&](Val toEnd) {
-            Vals weights;
-            for (int64_t j = 0; j < 2; ++j)
-              weights.push_back(k.ex2(toEnd - cs[j]) * steps[j]);
-            k.store(k.pack(weights, element),
-                    k.offset(k.offset(to, 4 * Factors::kState), lane * 4.0));
-          };
-          if (isStates) {
-            // To the end of the segment; the last is of all of it.
-            putState(total + last);
-            k.ifThen(lane == 0.0, [&] {
-              k.store(k.ex2(total + last),
-                      k.offset(to, 4 * Factors::kDecay));
-            });
-          } else {
-            // The first token of the square of 16.
-            Val anchor = k.shuffleIndex(cs[0], lane & 24);
-            put(Factors::kSum, [&](int64_t j) { return cs[j]; });
-            put(Factors::kRow, [&](int64_t j) { return k.ex2(cs[j] - anchor); });
-            put(Factors::kPower, [&](int64_t j) { return k.ex2(cs[j]); });
-            put(Factors::kStep, [&](int64_t j) { return steps[j]; });
-            for (int64_t square = 1; square < 4; ++square) {
-              Val start = k.shuffleIndex(cs[0], k.i32(8 * square));
-              put(Factors::kColumn + 64 * (square - 1), [&](int64_t j) {
-                return k.ex2(start - cs[j]) * steps[j];
+            Val sum = exponents[0] + exponents[1];
+            for (int64_t delta = 1; delta < kWarp; delta *= 2)
+              sum = k.select(lane >= double(delta),
+                             sum + k.shuffleUp(sum, delta), sum);
+            Val before = k.shuffleUp(sum, 1);
+            Val cs[2] = {k.select(lane == 0.0, k.f32(0), before) + exponents[0],
+                         sum};
+            Val last = k.shuffleIndex(sum, k.i32(kWarp - 1));
+            waitForRoom(turn);
+            Val to = factorsAt(turn.stage, headIndex);
+            auto put = [&](int64_t offset,
+                           llvm::function_ref<Val(int64_t)> make) {
+              k.store(k.vector({make(0), make(1)}),
+                      k.offset(k.offset(to, 4 * offset), lane * 8.0));
+            };
+            auto putState = [&](Val toEnd) {
+              Vals weights;
+              for (int64_t j = 0; j < 2; ++j)
+                weights.push_back(k.ex2(toEnd - cs[j]) * steps[j]);
+              k.store(k.pack(weights, element),
+                      k.offset(k.offset(to, 4 * Factors::kState), lane * 4.0));
+            };
+            if (isStates) {
+              // To the end of the segment; the last is of all of it.
+              putState(total + last);
+              k.ifThen(lane == 0.0, [&] {
+                k.store(k.ex2(total + last), k.offset(to, 4 * Factors::kDecay));
+              });
+            } else {
+              // The first token of the square of 16.
+              Val anchor = k.shuffleIndex(cs[0], lane & 24);
+              put(Factors::kSum, [&](int64_t j) { return cs[j]; });
+              put(Factors::kRow,
+                  [&](int64_t j) { return k.ex2(cs[j] - anchor); });
+              put(Factors::kPower, [&](int64_t j) { return k.ex2(cs[j]); });
+              put(Factors::kStep, [&](int64_t j) { return steps[j]; });
+              for (int64_t square = 1; square < 4; ++square) {
+                Val start = k.shuffleIndex(cs[0], k.i32(8 * square));
+                put(Factors::kColumn + 64 * (square - 1),
+                    [&](int64_t j) { return k.ex2(start - cs[j]) * steps[j]; });
+              }
+              putState(last);
+              k.ifThen(lane == 0.0, [&] {
+                k.store(k.ex2(last), k.offset(to, 4 * Factors::kDecay));
               });
             }
-            putState(last);
-            k.ifThen(lane == 0.0, [&] {
-              k.store(k.ex2(last), k.offset(to, 4 * Factors::kDecay));
-            });
-          }
-          k.syncWarp();
-          k.ifThen(lane == 0.0, [&] { arrive(k, factored(turn.stage)); });
-          k.syncWarp();
-          Vals out{total + last};
-          llvm::append_range(out, next);
-          return out;
-        });
-        if (isStates)
-          k.ifThen((lane == 0.0) & (firstHead + headIndex < headEnd), [&] {
-            k.store(end[0], sums.at({sequence, segment}, head));
+            k.syncWarp();
+            k.ifThen(lane == 0.0, [&] { arrive(k, factored(turn.stage)); });
+            k.syncWarp();
+            Vals out{total + last};
+            llvm::append_range(out, next);
+            return out;
           });
-      });
+      if (isStates)
+        k.ifThen((lane == 0.0) & (count > 0.0) &
+                     (firstHead + headIndex < headEnd),
+                 [&] { k.store(end[0], sums.at({sequence, segment}, head)); });
     };
 
     //===--- Weights
     //----------------------------------------------------------===//
 
     auto weigh = [&] {
-      // Above the diagonal M stays zero.
       Val memory = sharedAddress(k, weightsMemory);
-      Val threadOfGroup = thread & (kGroup - 1);
-      Val zero = k.i32(0);
-      k.forLoop(threadOfGroup,
-                k.i32(stages * t.heads() * t.weightBytes() / 16), kGroup,
-                [&](Val i) {
-                  k.store(k.vector({zero, zero, zero, zero}),
-                          k.offset(weightsMemory, i * 16.0));
-                });
-      k.syncNamed(1, kGroup);
       Vals skips;
       for (int64_t h = 0; D && !hasChannelSkip && h < t.heads(); ++h)
         skips.push_back(D.loadScalar({}, headOf(k.i32(h))));
-      /// The rows of warp `w`, eights of tokens w and 7 - w, of M for all heads.
+      /// The rows of warp `w`, eights of tokens w and 7 - w, of M for all
+      /// heads.
       auto weighRows = [&](Turn turn, ArrayRef<Val> products, int64_t w) {
         for (int64_t h = 0; h < t.heads(); ++h) {
           Val f = factorsAt(turn.stage, k.i32(h));
-          Val rowsFrom = k.offset(f, g8 * 4.0), columnsFrom = k.offset(f, t4 * 8.0);
+          Val rowsFrom = k.offset(f, g8 * 4.0),
+              columnsFrom = k.offset(f, t4 * 8.0);
           auto loadPair = [&](int64_t words) {
             return k.unpack(k.load(k.offset(columnsFrom, 4 * words),
                                    k.packedType(k.f32Type(), 2)),
@@ -602,8 +699,9 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
                              k.f32Type());
             Val factor;
             if (rows >= 2)
-              factor = k.load(k.offset(rowsFrom, 4 * (Factors::kRow + 8 * rows)),
-                              k.f32Type());
+              factor =
+                  k.load(k.offset(rowsFrom, 4 * (Factors::kRow + 8 * rows)),
+                         k.f32Type());
             for (int64_t columns = 0; columns <= rows; ++columns) {
               ArrayRef<Val> own = products.slice(4 * columns + 2 * half, 2);
               Eight eight{half, rows, columns, {}};
@@ -637,12 +735,14 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
             Vals words;
             Val row, piece;
             for (size_t j = 0; j < 4; ++j) {
-              const Eight &eight = eights[std::min(first + j, eights.size() - 1)];
+              const Eight &eight =
+                  eights[std::min(first + j, eights.size() - 1)];
               words.push_back(k.pack(eight.values, element));
               Val ownRow = k.i32(8 * (2 * w + eight.half));
               Val ownPiece = k.i32(eight.columns);
               row = j ? k.select(which == double(j), ownRow, row) : ownRow;
-              piece = j ? k.select(which == double(j), ownPiece, piece) : ownPiece;
+              piece =
+                  j ? k.select(which == double(j), ownPiece, piece) : ownPiece;
             }
             storeMatrices(k, tilePiece(k, tile, row + (lane & 7), piece), words,
                           false);
@@ -678,6 +778,9 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
     //-----------------------------------------------===//
 
     auto keep = [&](Val unit) {
+      DeviceSlots::Place place = slots.of(k, sequence);
+      if (!isStates)
+        slots.check(k, place);
       Val headIndex = indexOfUnit(unit);
       Val head = headOf(headIndex);
       Val slice = sliceOfUnit(unit);
@@ -706,6 +809,21 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
                             k.f32Type(), 4));
         return out;
       };
+      Val ownHanded;
+      if (!isStates)
+        ownHanded = handed.at({k.i32(0), unit}, threadOfGroup * 4.0);
+      auto handedAt = [&](Val of, int64_t i) {
+        return k.offset(k.offset(ownHanded, k.toI64(of) * handed.stride(0)),
+                        i * 4 * kGroup);
+      };
+      auto loadHanded = [&](Val of) {
+        Vals out;
+        for (int64_t r = 0; r < held; r += 4)
+          llvm::append_range(out, k.unpack(k.load(handedAt(of, r),
+                                                  k.packedType(k.f32Type(), 4)),
+                                           k.f32Type(), 4));
+        return out;
+      };
       auto loadInitial = [&] {
         return DeviceSlots::ifThere(k, place, [&] {
           Vals out;
@@ -720,39 +838,60 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
         });
       };
       if (!isStates) {
-        k.ifThen(k.i32Argument(segments) > 1.0, [&] { k.waitForPredecessors(); });
         Val start = segment - 1.0;
         Vals carried(state);
         carried.push_back(k.f32(1));
-        carried = k.forLoop(
-            k.i32(0), segment, 1, carried,
-            [&](Val i, ArrayRef<Val> in) -> Vals {
-              // What has decayed to nothing brings nothing.
-              return k.ifValues(
-                  in[held] != 0.0,
-                  [&]() -> Vals {
-                    Val of = start - i;
-                    Val scale = in[held];
-                    Vals out = loadKept(of);
-                    for (int64_t r = 0; r < held; ++r)
-                      out[r] = k.fma(scale, out[r], in[r]);
-                    Val sum = k.load(sums.at({sequence, of}, head), k.f32Type());
-                    out.push_back(scale * k.ex2(sum));
-                    return out;
-                  },
-                  [&]() -> Vals { return Vals(in); });
-            });
+        carried = k.forLoop(k.i32(0), segment, 1, carried,
+                            [&](Val i, ArrayRef<Val> in) -> Vals {
+                              // What has decayed to nothing brings nothing.
+                              return k.ifValues(
+                                  in[held] != 0.0,
+                                  [&]() -> Vals {
+                                    Val of = start - i;
+                                    Val scale = in[held];
+                                    Vals out = loadKept(of);
+                                    for (int64_t r = 0; r < held; ++r)
+                                      out[r] = k.fma(scale, out[r], in[r]);
+                                    Val sum =
+                                        k.load(sums.at({sequence, of}, head),
+                                               k.f32Type());
+                                    out.push_back(scale * k.ex2(sum));
+                                    return out;
+                                  },
+                                  [&]() -> Vals { return Vals(in); });
+                            });
+        Val scale = carried[held];
         carried.resize(held);
         state = carried;
-        if (initial)
+        if (initial && mayOverwrite) {
           state = k.ifValues(
-              segment == 0.0,
+              (segment == 0.0) & (item.begin == 0.0),
               [&] {
                 return k.ifValues(
                     k.i32Argument(segments) == 1.0, loadInitial,
                     [&] { return loadKept(k.i32Argument(segments) - 1.0); });
               },
               [&]() -> Vals { return state; });
+        } else if (initial) {
+          state = k.ifValues((scale != 0.0) &
+                                 ((item.begin == 0.0) | (segment > 0.0)),
+                             [&] {
+                               Vals out = loadInitial();
+                               for (int64_t r = 0; r < held; ++r)
+                                 out[r] = k.fma(scale, out[r], state[r]);
+                               return out;
+                             },
+                             [&]() -> Vals { return state; });
+        }
+        // What the worker before this one has begun.
+        state = k.ifValues(
+            isShared & (item.begin > 0.0) & (count > 0.0),
+            [&]() -> Vals {
+              Val from = worker - 1.0;
+              waitForFlag(k, flags.at({from}, unit));
+              return loadHanded(from);
+            },
+            [&]() -> Vals { return state; });
       }
 
       Val staging, stagingMemory;
@@ -811,29 +950,30 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
       if (isStates) {
         Vals carried(state);
         carried.push_back(k.f32(1));
-        Vals end = forTiles(carried, [&](Val, Turn turn,
-                                         ArrayRef<Val> in) -> Vals {
-          Val stage = stageAt(turn.stage);
-          Val tile = stage + double(inputsOffset) + unit * double(t.inputBytes());
-          waitBarrier(k, factored(turn.stage), turn.phase);
-          waitBarrier(k, full(turn.stage), turn.phase);
-          fenceForProducts(k);
-          Val f = factorsAt(turn.stage, headIndex);
-          Vals inputs = weighInputs(tile, f);
-          Val decay = k.load(k.offset(f, 4 * Factors::kDecay), k.f32Type());
-          Vals out = waitProducts(
-              k, 0, updateState(inputs, stage, in.take_front(held)));
-          release(turn);
-          out.push_back(decay);
-          return out;
-        });
-        k.ifThen(isLive, [&] {
+        Vals end =
+            forTiles(carried, [&](Val, Turn turn, ArrayRef<Val> in) -> Vals {
+              Val stage = stageAt(turn.stage);
+              Val tile =
+                  stage + double(inputsOffset) + unit * double(t.inputBytes());
+              waitBarrier(k, factored(turn.stage), turn.phase);
+              waitBarrier(k, full(turn.stage), turn.phase);
+              fenceForProducts(k);
+              Val f = factorsAt(turn.stage, headIndex);
+              Vals inputs = weighInputs(tile, f);
+              Val decay = k.load(k.offset(f, 4 * Factors::kDecay), k.f32Type());
+              Vals out = waitProducts(
+                  k, 0, updateState(inputs, stage, in.take_front(held)));
+              release(turn);
+              out.push_back(decay);
+              return out;
+            });
+        k.ifThen(isLive & (count > 0.0), [&] {
           auto store = [&](ArrayRef<Val> values, Val to) {
             for (int64_t r = 0; r < held; r += 4)
               k.store(k.vector(values.slice(r, 4)), kept(to, r));
           };
           Vals left(ArrayRef(end).take_front(held));
-          if (initial)
+          if (initial && mayOverwrite)
             left = k.ifValues(
                 segment == 0.0,
                 [&] {
@@ -849,18 +989,17 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
         return;
       }
 
-      // Where outputs are written: a warp has 16 tokens of all channels, four at
-      // a time, so that whole lines go out.
+      // Where outputs are written: a warp has 16 tokens of all channels, four
+      // at a time, so that whole lines go out.
       constexpr int64_t kRows = 4, kWidth = 8;
       Val outputRow = warp * 16.0 + (lane >> 3);
-      Val outputChannel =
-          slice * double(kSlice) + (lane & 7) * double(kWidth);
+      Val outputChannel = slice * double(kSlice) + (lane & 7) * double(kWidth);
       Val safeChannel = k.min(outputChannel, k.i32(t.channels - kWidth));
       Val writes = isLive;
       if (t.channels % kSlice)
         writes = writes & (outputChannel < double(t.channels));
-      Val outputPointer =
-          plainOutput.at({batch64, row0 + k.toI64(outputRow), head}, safeChannel);
+      Val outputPointer = plainOutput.at(
+          {batch64, row0 + k.toI64(outputRow), head}, safeChannel);
       Cursor outputAt = output.at({batch64, row0, head}, safeChannel);
       Cursor gateAt;
       if (z)
@@ -895,14 +1034,14 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
         Val token = tileIndex * double(kTokens);
         Vals packed;
         for (int64_t r = 0; r < kRows; ++r)
-          packed.push_back(k.load(
-              k.offset(stagingMemory, tilePiece(k, k.i32(0),
-                                                outputRow + double(4 * r),
-                                                lane & 7)),
-              k.packedType(element, kWidth)));
+          packed.push_back(
+              k.load(k.offset(stagingMemory,
+                              tilePiece(k, k.i32(0), outputRow + double(4 * r),
+                                        lane & 7)),
+                     k.packedType(element, kWidth)));
         if (isPlain) {
-          Val first = k.offset(outputPointer,
-                               k.toI64(token) * plainOutput.stride(1));
+          Val first =
+              k.offset(outputPointer, k.toI64(token) * plainOutput.stride(1));
           auto rowsFrom = [&](bool isWhole) {
             Val pointer = first;
             for (int64_t r = 0; r < kRows; ++r) {
@@ -927,15 +1066,16 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
             Vals values = k.unpack(packed[r], element, kWidth);
             Val row64 = row0 + k.toI64(row);
             if (hasChannelSkip) {
-              Vals in = x.elements({batch64, row64, head}, safeChannel, kWidth, 8);
+              Vals in =
+                  x.elements({batch64, row64, head}, safeChannel, kWidth, 8);
               for (int64_t j = 0; j < kWidth; ++j)
                 values[j] = k.fma(channelSkips[j], in[j], values[j]);
             }
             if (z) {
               Vals gates;
               Cursor at = z.moved(gateAt, row, kTokenAxis);
-              int64_t width = std::min<int64_t>(
-                  kWidth, e.streamAlignment(op.getZ()));
+              int64_t width =
+                  std::min<int64_t>(kWidth, e.streamAlignment(op.getZ()));
               for (int64_t j = 0; j < kWidth; j += width) {
                 Cursor from = at;
                 if (j)
@@ -947,8 +1087,7 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
               for (int64_t j = 0; j < kWidth; ++j)
                 values[j] = values[j] * k.silu(gates[j]);
             }
-            int64_t width =
-                std::min<int64_t>(kWidth, e.outputAlignment(y));
+            int64_t width = std::min<int64_t>(kWidth, e.outputAlignment(y));
             for (int64_t j = 0; j < kWidth; j += width) {
               Cursor to = output.moved(outputAt, row, kTokenAxis);
               if (j)
@@ -961,163 +1100,214 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
         }
       };
 
-      Vals end = forTiles(state, [&](Val i, Turn turn,
-                                     ArrayRef<Val> in) -> Vals {
-        Val stage = stageAt(turn.stage);
-        Val tile = stage + double(inputsOffset) + unit * double(t.inputBytes());
-        Val f = factorsAt(turn.stage, headIndex);
-        Val c = tileDescriptor(k, stage + double(t.stateBytes()), false);
-        Val weights = tileDescriptor(
-            k,
-            sharedAddress(k, weightsMemory) +
-                (turn.stage * double(t.heads()) + headIndex) *
-                    double(t.weightBytes()),
-            false);
-        Val inputs = tileDescriptor(k, tile, true);
-        waitBarrier(k, full(turn.stage), turn.phase);
-        fenceForProducts(k);
-        // S C^T; at most 128 states at a time, for the registers' sake.
-        bool isWide = t.states > 128;
-        int64_t most = isWide ? 64 : 128;
-        Vals sumsOfTile;
-        waitBarrier(k, factored(turn.stage), turn.phase);
-        Val decay = k.load(k.offset(f, 4 * Factors::kDecay), k.f32Type());
-        Vals scaled;
-        auto scaleState = [&] {
-          for (Val s : in)
-            scaled.push_back(s * decay);
-        };
-        if (!isWide)
-          scaleState();
-        SmallVector<SmallVector<ProductStep>> parts;
-        auto packPart = [&](int64_t first) {
-          if (first >= t.states)
-            return;
-          SmallVector<ProductStep> &steps = parts.emplace_back();
-          for (int64_t n = first; n < std::min(first + most, t.states);
-               n += 16) {
-            Vals words;
-            for (int64_t j = 0; j < 4; ++j)
-              words.push_back(k.pack(in.slice(n / 2 + 2 * j, 2), element));
-            steps.push_back({words,
-                             {},
-                             {c, n / Tile::kColumns * Tile::bytes(kTokens) +
-                                     n % Tile::kColumns * 2}});
-          }
-        };
-        // S is not even read while a product is under way: the assembler would
-        // wait for that.
-        packPart(0);
-        packPart(most);
-        for (int64_t first = 0; first < t.states; first += most) {
-          if (first) {
-            sumsOfTile = waitProducts(k, 0, sumsOfTile);
-            packPart(first + most);
-          }
-          sumsOfTile = startProducts(k, kTokens, parts[first / most],
-                                     sumsOfTile, element);
-        }
-        auto writeBefore = [&] {
-          k.ifThen(i > 0.0, [&] { writeOutputs(tileAt(i - 1.0)); });
-        };
-        auto scaleOutputs = [&] {
-          Val from = k.offset(f, t4 * 8.0);
-          for (int64_t q = 0; q < 8; ++q) {
-            Vals power =
-                k.unpack(k.load(k.offset(from, 4 * (Factors::kPower + 8 * tokensAt(q))),
-                                k.packedType(k.f32Type(), 2)),
-                         k.f32Type(), 2);
-            for (int64_t j = 0; j < 4; ++j)
-              sumsOfTile[4 * q + j] = sumsOfTile[4 * q + j] * power[j & 1];
-          }
-        };
-        auto startInner = [&] {
-          waitBarrier(k, weighted(turn.stage), turn.phase);
-          SmallVector<ProductStep> steps;
-          for (int64_t j = 0; j < kTokens; j += 16)
-            steps.push_back(
-                {{}, {inputs, Tile::bytes(j), true}, {weights, 2 * j}});
-          sumsOfTile = startProducts(k, kTokens, steps, sumsOfTile, element);
-        };
-        Vals next;
-        auto startState = [&] {
-          Vals words = weighInputs(tile, f);
-          next = updateState(words, stage, scaled);
-        };
-        if (isWide) {
-          // Few registers are left: outputs first.
-          writeBefore();
-          sumsOfTile = waitProducts(k, 0, sumsOfTile);
-          scaleOutputs();
-          scaleState();
-          startInner();
-          startState();
-          sumsOfTile =
-              waitProducts(k, static_cast<int64_t>(pieces.size()), sumsOfTile);
-          stageOutputs(sumsOfTile);
-          next = waitProducts(k, 0, next);
-          release(turn);
-          return next;
-        }
-        startState();
-        writeBefore();
-        sumsOfTile =
-            waitProducts(k, static_cast<int64_t>(pieces.size()), sumsOfTile);
-        scaleOutputs();
-        startInner();
-        Vals all(sumsOfTile);
-        llvm::append_range(all, next);
-        all = waitProducts(k, 0, all);
-        release(turn);
-        stageOutputs(ArrayRef(all).take_front(kTokens / 2));
-        return Vals(ArrayRef(all).drop_front(kTokens / 2));
-      });
+      Vals end =
+          forTiles(state, [&](Val i, Turn turn, ArrayRef<Val> in) -> Vals {
+            Val stage = stageAt(turn.stage);
+            Val tile =
+                stage + double(inputsOffset) + unit * double(t.inputBytes());
+            Val f = factorsAt(turn.stage, headIndex);
+            Val c = tileDescriptor(k, stage + double(t.stateBytes()), false);
+            Val weights = tileDescriptor(
+                k,
+                sharedAddress(k, weightsMemory) +
+                    (turn.stage * double(t.heads()) + headIndex) *
+                        double(t.weightBytes()),
+                false);
+            Val inputs = tileDescriptor(k, tile, true);
+            waitBarrier(k, full(turn.stage), turn.phase);
+            fenceForProducts(k);
+            // S C^T; at most 128 states at a time, for the registers' sake.
+            bool isWide = t.states > 128;
+            int64_t most = isWide ? 64 : 128;
+            Vals sumsOfTile;
+            waitBarrier(k, factored(turn.stage), turn.phase);
+            Val decay = k.load(k.offset(f, 4 * Factors::kDecay), k.f32Type());
+            Vals scaled;
+            auto scaleState = [&] {
+              for (Val s : in)
+                scaled.push_back(s * decay);
+            };
+            if (!isWide)
+              scaleState();
+            SmallVector<SmallVector<ProductStep>> parts;
+            auto packPart = [&](int64_t first) {
+              if (first >= t.states)
+                return;
+              SmallVector<ProductStep> &steps = parts.emplace_back();
+              for (int64_t n = first; n < std::min(first + most, t.states);
+                   n += 16) {
+                Vals words;
+                for (int64_t j = 0; j < 4; ++j)
+                  words.push_back(k.pack(in.slice(n / 2 + 2 * j, 2), element));
+                steps.push_back({words,
+                                 {},
+                                 {c, n / Tile::kColumns * Tile::bytes(kTokens) +
+                                         n % Tile::kColumns * 2}});
+              }
+            };
+            // S is not even read while a product is under way: the assembler
+            // would wait for that.
+            packPart(0);
+            packPart(most);
+            for (int64_t first = 0; first < t.states; first += most) {
+              if (first) {
+                sumsOfTile = waitProducts(k, 0, sumsOfTile);
+                packPart(first + most);
+              }
+              sumsOfTile = startProducts(k, kTokens, parts[first / most],
+                                         sumsOfTile, element);
+            }
+            auto writeBefore = [&] {
+              k.ifThen(i > 0.0, [&] { writeOutputs(tileAt(i - 1.0)); });
+            };
+            auto scaleOutputs = [&] {
+              Val from = k.offset(f, t4 * 8.0);
+              for (int64_t q = 0; q < 8; ++q) {
+                Vals power =
+                    k.unpack(k.load(k.offset(from, 4 * (Factors::kPower +
+                                                        8 * tokensAt(q))),
+                                    k.packedType(k.f32Type(), 2)),
+                             k.f32Type(), 2);
+                for (int64_t j = 0; j < 4; ++j)
+                  sumsOfTile[4 * q + j] = sumsOfTile[4 * q + j] * power[j & 1];
+              }
+            };
+            auto startInner = [&] {
+              waitBarrier(k, weighted(turn.stage), turn.phase);
+              SmallVector<ProductStep> steps;
+              for (int64_t j = 0; j < kTokens; j += 16)
+                steps.push_back(
+                    {{}, {inputs, Tile::bytes(j), true}, {weights, 2 * j}});
+              sumsOfTile =
+                  startProducts(k, kTokens, steps, sumsOfTile, element);
+            };
+            Vals next;
+            auto startState = [&] {
+              Vals words = weighInputs(tile, f);
+              next = updateState(words, stage, scaled);
+            };
+            if (isWide) {
+              // Few registers are left: outputs first.
+              writeBefore();
+              sumsOfTile = waitProducts(k, 0, sumsOfTile);
+              scaleOutputs();
+              scaleState();
+              startInner();
+              startState();
+              sumsOfTile = waitProducts(k, static_cast<int64_t>(pieces.size()),
+                                        sumsOfTile);
+              stageOutputs(sumsOfTile);
+              next = waitProducts(k, 0, next);
+              release(turn);
+              return next;
+            }
+            startState();
+            writeBefore();
+            sumsOfTile = waitProducts(k, static_cast<int64_t>(pieces.size()),
+                                      sumsOfTile);
+            scaleOutputs();
+            startInner();
+            Vals all(sumsOfTile);
+            llvm::append_range(all, next);
+            all = waitProducts(k, 0, all);
+            release(turn);
+            stageOutputs(ArrayRef(all).take_front(kTokens / 2));
+            return Vals(ArrayRef(all).drop_front(kTokens / 2));
+          });
       k.ifThen(count > 0.0, [&] { writeOutputs(endTile - 1.0); });
 
-      if (final)
-        k.ifThen(isLive & (segment == lastSegment) & place.writes(k), [&] {
+      // What the next worker goes on from.
+      k.ifThen(isShared & (item.end < tileCount), [&] {
+        for (int64_t r = 0; r < held; r += 4)
+          k.store(k.vector(ArrayRef(end).slice(r, 4)), handedAt(worker, r));
+        raiseFlag(
+            k, flags.at({worker}, unit), [&] { syncGroup(); },
+            threadOfGroup == 0.0);
+      });
+      if (final) {
+        // The item that has the last tile, or should have it.
+        Val isLast = (item.end >= tileCount) &
+                     ((item.begin < tileCount) | (item.begin == 0.0));
+        k.ifThen(isLive & isLast & place.writes(k), [&] {
           for (int64_t half = 0; half < 2; ++half)
             k.ifThen(channel + double(8 * half) < double(t.channels), [&] {
               for (int64_t r = 0; r < held; r += 4)
-                k.store(k.pack(ArrayRef(end).slice(r + 2 * half, 2),
-                               final.element),
-                        final.at(leading(half), t4 * 2.0 + double(2 * r)));
+                k.store(
+                    k.pack(ArrayRef(end).slice(r + 2 * half, 2), final.element),
+                    final.at(leading(half), t4 * 2.0 + double(2 * r)));
             });
         });
+      }
     };
 
-    // Segments that a shorter sequence does not have are not looked at, and of
-    // the last no state is needed.
-    Val works = isStates ? segment < lastSegment : segment <= lastSegment;
-    auto help = [&] {
-      if (!isStates)
-        setRegisters(k, t.helperRegisters, false);
-      for (int64_t copier = 0; copier < t.copiers(); ++copier)
-        k.ifThen(warp == double(t.heads() + copier), [&] { copy(copier); });
-      k.ifThen(warp < double(t.heads()), [&] { factor(warp); });
-    };
-    k.ifThen(works, [&] {
-      if (isStates) {
-        k.ifElse(
-            group == double(t.units), help, [&] { keep(group); });
-        return;
-      }
-      k.ifElse(group == double(t.units + 1), help, [&] {
-        k.ifElse(
-            group == double(t.units),
-            [&] {
-              setRegisters(k, t.weightRegisters, false);
-              weigh();
-            },
-            [&] {
-              setRegisters(k, t.unitRegisters, true);
-              keep(group);
-            });
-      });
-    });
+    switch (role) {
+    case Role::Copy:
+      return copy(copier);
+    case Role::Factor:
+      return factor(index);
+    case Role::Weigh:
+      return weigh();
+    case Role::Keep:
+      return keep(index);
+    }
   };
-  k.ifThen(sequence < k.i32Argument(sequences.count), walk);
-  k.launch(e.gridOf(e.mul(segmentCount, perSegment), sequences.count));
+
+  auto work = [&](Role role, int64_t copier, Val index) {
+    k.forLoop(k.i32(0), share[2], 1, {k.i32(0), k.i32(0), k.i32(0)},
+              [&](Val number, ArrayRef<Val> in) -> Vals {
+                Turn current(in);
+                walk(role, itemAt(number), copier, index, current);
+                return current.values();
+              });
+  };
+  auto help = [&] {
+    if (!isStates)
+      setRegisters(k, t.helperRegisters, false);
+    for (int64_t copier = 0; copier < t.copiers(); ++copier)
+      k.ifThen(warp == double(t.heads() + copier),
+               [&] { work(Role::Copy, copier, Val()); });
+    k.ifThen(warp < double(t.heads()), [&] { work(Role::Factor, 0, warp); });
+  };
+  auto keepStates = [&] {
+    if (!isStates) {
+      setRegisters(k, t.unitRegisters, true);
+      k.ifThen(k.i32Argument(segments) > 1.0, [&] { k.waitForPredecessors(); });
+    }
+    work(Role::Keep, 0, group);
+  };
+  auto weighTiles = [&] {
+    setRegisters(k, t.weightRegisters, false);
+    // Above the diagonal M stays zero.
+    Val threadOfGroup = thread & (kGroup - 1);
+    Val zero = k.i32(0);
+    k.forLoop(threadOfGroup, k.i32(stages * t.heads() * t.weightBytes() / 16),
+              kGroup, [&](Val i) {
+                k.store(k.vector({zero, zero, zero, zero}),
+                        k.offset(weightsMemory, i * 16.0));
+              });
+    k.syncNamed(1, kGroup);
+    work(Role::Weigh, 0, Val());
+  };
+  // Blocks beyond the last sequence have nothing to do.
+  k.ifThen(isShared | (rowOfBlock(k) < k.i32Argument(sequences.count)), [&] {
+    k.ifElse(group == double(t.units + (isStates ? 0 : 1)), help, [&] {
+      if (isStates)
+        keepStates();
+      else
+        k.ifElse(group == double(t.units), weighTiles, keepStates);
+    });
+  });
+  if (isStates) {
+    k.launch(e.gridOf(e.mul(segmentCount, perSegment), sequences.count));
+    return;
+  }
+  Grid grid = e.gridOf(e.mul(segmentCount, perSegment), sequences.count);
+  Value shares = e.cmp(arith::CmpIPredicate::sgt, workers, e.index(0));
+  auto pick = [&](Value then, Value otherwise) {
+    return e.host.createOrFold<arith::SelectOp>(e.loc, shares, then, otherwise);
+  };
+  Value one = e.index(1);
+  k.launch({pick(workers, grid.x), pick(one, grid.y), pick(one, grid.z)});
 }
 
 /// Whether a head has sizes that the tiles are made for.

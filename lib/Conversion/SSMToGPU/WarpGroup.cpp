@@ -13,17 +13,18 @@ using namespace corey;
 /// Inline PTX that reads or writes memory that the compiler knows of.
 static void ptxOnMemory(KernelBuilder &k, StringRef text, StringRef constraints,
                         ArrayRef<Val> arguments) {
-  k.ptx(text, (constraints + (constraints.empty() ? "~{memory}" : ",~{memory}"))
-                  .str(),
-        Type(), arguments, /*hasSideEffects=*/true);
+  k.ptx(
+      text,
+      (constraints + (constraints.empty() ? "~{memory}" : ",~{memory}")).str(),
+      Type(), arguments, /*hasSideEffects=*/true);
 }
 
 /// The results of inline PTX that has several of one type.
 static Vals ptxWithResults(KernelBuilder &k, StringRef text,
                            StringRef constraints, int64_t count, Type type,
                            ArrayRef<Val> arguments) {
-  auto all = LLVM::LLVMStructType::getLiteral(
-      k.b.getContext(), SmallVector<Type>(count, type));
+  auto all = LLVM::LLVMStructType::getLiteral(k.b.getContext(),
+                                              SmallVector<Type>(count, type));
   Val made = k.ptx(text, (constraints + ",~{memory}").str(), all, arguments,
                    /*hasSideEffects=*/true);
   Vals results;
@@ -117,6 +118,24 @@ void corey::fenceForProducts(KernelBuilder &k) {
   ptxOnMemory(k, "fence.proxy.async.shared::cta;", "", {});
 }
 
+void corey::waitForFlag(KernelBuilder &k, Val flag) {
+  ptxOnMemory(k,
+              "{\n.reg .pred done;\n.reg .b32 seen;\nagain:\n"
+              "ld.acquire.gpu.global.b32 seen, [$0];\n"
+              "setp.ne.u32 done, seen, 0;\n@!done bra again;\n}",
+              "l", {flag});
+}
+
+void corey::raiseFlag(KernelBuilder &k, Val flag,
+                      llvm::function_ref<void()> sync, Val isFirst) {
+  ptxOnMemory(k, "fence.acq_rel.gpu;", "", {});
+  sync();
+  k.ifThen(isFirst, [&] {
+    ptxOnMemory(k, "st.release.gpu.global.b32 [$0], $1;", "l,r",
+                {flag, k.i32(1)});
+  });
+}
+
 void corey::setRegisters(KernelBuilder &k, int64_t count, bool isMore) {
   NVVM::SetMaxRegisterOp::create(k.b, k.loc, count,
                                  isMore ? NVVM::SetMaxRegisterAction::increase
@@ -134,8 +153,7 @@ Val corey::tileDescriptor(KernelBuilder &k, Val address, bool isTransposed) {
   constexpr int64_t kTileRows = 64;
   int64_t leading = isTransposed ? Tile::bytes(kTileRows) >> 4 : 1;
   Val low = ((address & 0x3FFFF) >> 4) | k.i32(leading << 16);
-  Val wide =
-      k.wrap(arith::ExtUIOp::create(k.b, k.loc, k.i64Type(), low.value));
+  Val wide = k.wrap(arith::ExtUIOp::create(k.b, k.loc, k.i64Type(), low.value));
   return wide | k.i64((Tile::bytes(8) >> 4) << 32 | int64_t(1) << 62);
 }
 

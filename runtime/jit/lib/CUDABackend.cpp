@@ -235,8 +235,8 @@ corey::scanVariantsOnCUDA(const scheduler::Problem &problem) {
     variant.segmented = true;
     bool is16Bit = problem.type == scheduler::ElementType::F16 ||
                    problem.type == scheduler::ElementType::BF16;
-    if (auto info = getSSDTensorVariant(is16Bit, problem.headDim,
-                                        problem.states)) {
+    if (auto info =
+            getSSDTensorVariant(is16Bit, problem.headDim, problem.states)) {
       variant.name = info->name.str();
       variant.itemChannels = info->channels;
       variant.tile = variant.granularity = info->tile;

@@ -61,11 +61,10 @@ std::vector<ScanVariantInfo> getScanVariants(int64_t channels, int64_t groups,
                                              int64_t states);
 
 /// The kernels of an ssd on tensor cores, by the type of its activations and
-/// the sizes of a head; none where those are not for them. A chunk is a multiple
-/// of the tile: what is not is rounded up.
-std::optional<ScanVariantInfo> getSSDTensorVariant(bool is16Bit,
-                                                   int64_t channels,
-                                                   int64_t states);
+/// the sizes of a head; none where those are not for them. A chunk is a
+/// multiple of the tile: what is not is rounded up.
+std::optional<ScanVariantInfo>
+getSSDTensorVariant(bool is16Bit, int64_t channels, int64_t states);
 
 } // namespace corey
 
