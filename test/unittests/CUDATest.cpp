@@ -282,6 +282,26 @@ TEST_F(CUDATest, CacheCanBeOff) {
   ASSERT_OK(get()->loadModule(kPTX));
 }
 
+TEST_F(CUDATest, KernelsThatTradeRegistersAreNotLinked) {
+  // The linker's compiler would ignore it, and hand out slower kernels.
+  std::string ptx = kPTX;
+  ptx += "// setmaxnreg.inc.sync.aligned.u32 240;\n";
+  corey_fake_reset_calls();
+  Expected<std::shared_ptr<Module>> module = get()->loadModule(ptx);
+  ASSERT_OK(module);
+  EXPECT_EQ(corey_fake_calls("cuLinkCreate"), 0u);
+  EXPECT_EQ(corey_fake_calls("cuModuleLoadDataEx"), 1u);
+  EXPECT_TRUE((*module)->function("scale"));
+  EXPECT_TRUE(entries().empty());
+  EXPECT_EQ(*get()->loadModule(ptx), *module);
+  EXPECT_EQ(corey_fake_calls("cuModuleLoadDataEx"), 1u);
+  corey_fake_fail("cuModuleLoadDataEx", driver::CUDA_ERROR_INVALID_PTX, 1);
+  ptx += "\n";
+  module = get()->loadModule(ptx);
+  ASSERT_FALSE(module);
+  EXPECT_EQ(module.status().code(), StatusCode::CompileError);
+}
+
 TEST_F(CUDATest, CompilerLogIsInTheError) {
   Expected<std::shared_ptr<Module>> module =
       get()->loadModule(".version 8.0\nsyntax error\n");

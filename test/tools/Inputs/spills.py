@@ -20,6 +20,13 @@ KNOWN = {
     ("selective_scan-N32-f32", "selective_scan_split2x8x64"): 112,
     ("selective_scan-N64-f32", "selective_scan_split4x8x64"): 996,
     ("projection-f32", "projection_stream_8"): 4,
+    # Between the shares of a block of threads, outside of the loops over tiles.
+    ("ssd-N64-f16", "ssd_tensor"): 24,
+    ("ssd-N128-f16", "ssd_tensor"): 172,
+    ("ssd-N256-f16", "ssd_tensor"): 64,
+    ("ssd-N64-bf16", "ssd_tensor"): 24,
+    ("ssd-N128-bf16", "ssd_tensor"): 172,
+    ("ssd-N256-bf16", "ssd_tensor"): 64,
 }
 
 
@@ -171,7 +178,7 @@ def configurations():
     for element in ("f32", "f16", "bf16"):
         for states in (8, 16, 32, 64):
             yield "selective_scan-N%d-%s" % (states, element), scan(element, states)
-        for states in (64, 128):
+        for states in (64, 128, 256):
             yield "ssd-N%d-%s" % (states, element), ssd(element, states)
         for state in ("f32", "bf16"):
             for states in (16, 64, 128, 256):
@@ -198,6 +205,10 @@ def compile(translate, ptxas, chip, name, program):
             capture_output=True,
             text=True,
         ).stderr
+    # What the assembler says of products that it does not let overlap.
+    for line in log.splitlines():
+        if re.search(r"\(C75\d\d\)", line):
+            sys.exit("%s %s: FAIL, %s" % (chip, name, line))
     return re.findall(
         r"Compiling entry function '(\S+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers",
         log,
