@@ -278,12 +278,22 @@ TEST_F(CUDAExecutableTest, ScansTakeVariantsAndChunks) {
   ssd.channels = 16;
   ssd.headDim = 64;
   ssd.states = 256;
-  bool hasGeneric = false;
-  for (const scheduler::Variant &variant : scanVariants(Device::CUDA, ssd)) {
-    EXPECT_TRUE(variant.segmented || variant.byRule) << variant.name;
-    hasGeneric |= variant.name == "generic";
-  }
-  EXPECT_TRUE(hasGeneric);
+  std::vector<scheduler::Variant> variants = scanVariants(Device::CUDA, ssd);
+  ASSERT_EQ(variants.size(), 1u);
+  EXPECT_EQ(variants[0].name, "generic");
+  EXPECT_TRUE(variants[0].segmented);
+  // On tensor cores, where types and sizes are for them, of whole tiles.
+  ssd.type = scheduler::ElementType::BF16;
+  variants = scanVariants(Device::CUDA, ssd);
+  ASSERT_EQ(variants.size(), 1u);
+  EXPECT_EQ(variants[0].name, "tensor_core");
+  EXPECT_TRUE(variants[0].segmented);
+  EXPECT_EQ(variants[0].granularity, 64);
+  EXPECT_EQ(variants[0].itemChannels, 1);
+  ssd.states = 128;
+  EXPECT_EQ(scanVariants(Device::CUDA, ssd)[0].itemChannels, 2);
+  ssd.states = 100;
+  EXPECT_EQ(scanVariants(Device::CUDA, ssd)[0].name, "generic");
 
   std::shared_ptr<Executable> program = compile(kScan);
   std::vector<Tensor> inputs = scanInputs(256), outputs;

@@ -295,7 +295,7 @@ TEST_F(CUDATest, KernelsThatTradeRegistersAreNotLinked) {
   EXPECT_TRUE(entries().empty());
   EXPECT_EQ(*get()->loadModule(ptx), *module);
   EXPECT_EQ(corey_fake_calls("cuModuleLoadDataEx"), 1u);
-  corey_fake_fail("cuModuleLoadDataEx", driver::CUDA_ERROR_INVALID_PTX, 1);
+  corey_fake_fail("cuModuleLoadDataEx", driver::CUDA_ERROR_INVALID_PTX, 0);
   ptx += "\n";
   module = get()->loadModule(ptx);
   ASSERT_FALSE(module);
