@@ -967,7 +967,12 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
               out.push_back(decay);
               return out;
             });
-        k.ifThen(isLive & (count > 0.0), [&] {
+        // Of a sequence of one segment the second kernel still wants what it
+        // starts from.
+        Val leaves = count > 0.0;
+        if (initial && mayOverwrite)
+          leaves = leaves | (segment == 0.0);
+        k.ifThen(isLive & leaves, [&] {
           auto store = [&](ArrayRef<Val> values, Val to) {
             for (int64_t r = 0; r < held; r += 4)
               k.store(k.vector(values.slice(r, 4)), kept(to, r));
