@@ -4,6 +4,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "corey/Dialect/SSM/Transforms/Passes.h"
 #include "corey/Pipelines/Pipelines.h"
 #include "mlir/Dialect/Arith/IR/Arith.h"
 #include "mlir/Dialect/Bufferization/IR/Bufferization.h"
@@ -83,6 +84,30 @@ static void resultsToArguments(func::FuncOp function) {
                                      plainTypes));
 }
 
+/// Makes memrefs of the arguments of any strides, which no type conversion
+/// could tell from others of their type. What wants a unit stride of them after
+/// all gets a copy.
+static void convertStridedArguments(func::FuncOp function) {
+  if (function.isExternal())
+    return;
+  OpBuilder builder(function.getBody());
+  for (BlockArgument argument : function.getArguments()) {
+    auto type = dyn_cast<RankedTensorType>(argument.getType());
+    if (!type || !function.getArgAttr(argument.getArgNumber(),
+                                      corey::ssm::kAnyStridesAttr))
+      continue;
+    argument.setType(cast<MemRefType>(
+        bufferization::getMemRefTypeWithFullyDynamicLayout(type)));
+    auto tensor = bufferization::ToTensorOp::create(
+        builder, argument.getLoc(), type, argument, /*restrict=*/true,
+        /*writable=*/false);
+    argument.replaceAllUsesExcept(tensor, tensor);
+  }
+  function.setType(FunctionType::get(function.getContext(),
+                                     function.getBody().getArgumentTypes(),
+                                     function.getResultTypes()));
+}
+
 namespace {
 struct Bufferize : public corey::impl::BufferizeBase<Bufferize> {
   using Base::Base;
@@ -106,6 +131,8 @@ struct Bufferize : public corey::impl::BufferizeBase<Bufferize> {
           return cast<bufferization::BufferLikeType>(MemRefType::get(
               tensor.getShape(), tensor.getElementType(), layout, memorySpace));
         };
+    for (auto function : getOperation().getOps<func::FuncOp>())
+      convertStridedArguments(function);
     bufferization::BufferizationState state;
     // Inputs belong to the caller and are never written.
     for (auto function : getOperation().getOps<func::FuncOp>())

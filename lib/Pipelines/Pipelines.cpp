@@ -54,6 +54,7 @@ static void addProgramPhase(OpPassManager &pm, const Options &options,
     bind.observe = options.observe;
     pm.addPass(ssm::createSSMBindChunks(bind));
     pm.addPass(ssm::createSSMWeightsToArguments());
+    pm.addPass(ssm::createSSMAnyStrides());
     pm.addPass(ssm::createSSMShapeFunctions());
     return;
   }

@@ -441,24 +441,26 @@ std::vector<ExportedFunction> corey::listFunctions(mlir::ModuleOp module) {
       continue;
     ExportedFunction exported;
     exported.name = function.getSymName().str();
-    auto add = [&](mlir::Type type, std::string name, bool isOutput) {
+    auto add = [&](mlir::Type type, std::string name, bool isOutput,
+                   bool anyStrides) {
       exported.arguments.push_back({std::move(name),
                                     mlir::cast<mlir::RankedTensorType>(type),
-                                    isOutput});
+                                    isOutput, anyStrides});
     };
     for (unsigned i = 0; i < function.getNumArguments(); ++i) {
       std::string name = "arg" + std::to_string(i);
       for (llvm::StringRef key : {ssm::kNameAttr, ssm::kWeightArgAttr})
         if (auto attr = function.getArgAttrOfType<mlir::StringAttr>(i, key))
           name = attr.str();
-      add(function.getArgumentTypes()[i], name, false);
+      add(function.getArgumentTypes()[i], name, false,
+          static_cast<bool>(function.getArgAttr(i, ssm::kAnyStridesAttr)));
     }
     for (unsigned i = 0; i < function.getNumResults(); ++i) {
       std::string name = "result" + std::to_string(i);
       if (auto attr =
               function.getResultAttrOfType<mlir::StringAttr>(i, ssm::kNameAttr))
         name = attr.str();
-      add(function.getResultTypes()[i], name, true);
+      add(function.getResultTypes()[i], name, true, false);
     }
     list.push_back(std::move(exported));
   }
@@ -474,13 +476,16 @@ std::string corey::emitCHeader(llvm::ArrayRef<ExportedFunction> functions,
         " *\n"
         " * Every argument points to a descriptor: the data, the shape and "
         "the\n"
-        " * strides in elements (the innermost stride must be 1). Outputs "
-        "come\n"
-        " * last and must be contiguous, with the shapes the module implies. ";
+        " * strides in elements (the innermost stride must be 1 where not any "
+        "are\n"
+        " * taken). Outputs come last and must be contiguous, with the shapes "
+        "the\n"
+        " * module implies. ";
   if (onDevice)
     os << "\n *\n"
           " * Data is in the memory of one CUDA device, at multiples of 16 "
-          "bytes.\n"
+          "bytes, or\n"
+          " * of an element where any strides are taken.\n"
           " * `stream` is a CUstream (a cudaStream_t) whose work a call comes "
           "after\n"
           " * and is not waited for, 1 for the legacy default stream, or null "
@@ -506,7 +511,8 @@ std::string corey::emitCHeader(llvm::ArrayRef<ExportedFunction> functions,
   for (const ExportedFunction &function : functions) {
     protos << "\n/*";
     std::vector<std::string> parameters;
-    for (const auto &[name, tensor, isOutput] : function.arguments) {
+    for (const auto &[name, tensor, isOutput, anyStrides] :
+         function.arguments) {
       std::string element = cType(tensor.getElementType()).str();
       if (declared.insert({tensor.getRank(), element}).second) {
         os << "\ntypedef struct {\n  " << element
@@ -519,7 +525,8 @@ std::string corey::emitCHeader(llvm::ArrayRef<ExportedFunction> functions,
       std::string parameter = parameterName(name);
       if (onDevice && parameter == "stream")
         parameter = "_stream";
-      protos << " " << parameter << ": " << tensor << "\n *";
+      protos << " " << parameter << ": " << tensor
+             << (anyStrides ? ", any strides" : "") << "\n *";
       parameters.push_back((isOutput ? "" : "const ") + descriptor(tensor) +
                            " *" + parameter);
     }
@@ -589,10 +596,10 @@ void corey::embedKernels(llvm::Module &module, const DeviceImage &image,
       llvm::FunctionType::get(pointer, {pointer, pointer, pointer}, false));
   for (const ExportedFunction &function : functions) {
     std::vector<llvm::Constant *> arguments;
-    for (const auto &[name, type, isOutput] : function.arguments)
+    for (const auto &[name, type, isOutput, anyStrides] : function.arguments)
       arguments.push_back(record({text(name), number(type.getRank()),
                                   number(type.getElementTypeBitWidth() / 8),
-                                  number(isOutput)}));
+                                  number(isOutput), number(anyStrides)}));
     llvm::Constant *info = global(record(
         {program, text(function.name),
          module.getFunction(getInvokeSymbol(function.name)),

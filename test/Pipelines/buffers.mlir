@@ -56,6 +56,22 @@ func.func @read_only(%x: tensor<8xf32>) -> tensor<8xf32> {
   return %0 : tensor<8xf32>
 }
 
+// An argument that may have any strides keeps them; who wants more gets a copy.
+// CHECK-LABEL: func.func @any_strides(
+// CHECK-SAME: %[[X:.+]]: memref<?x8xf32, strided<[?, ?], offset: ?>> {ssm.any_strides}, %[[I:.+]]: index) -> (f32, vector<4xf32>)
+// CHECK: %[[COPY:.+]] = memref.alloc
+// CHECK: linalg.generic {{.*}} ins(%[[X]] :
+// CHECK: memref.load %[[X]][%[[I]], %[[I]]]
+// CHECK: vector.load
+// CHECK: return
+func.func @any_strides(%x: tensor<?x8xf32> {ssm.any_strides}, %i: index) -> (f32, vector<4xf32>) {
+  %any = bufferization.to_buffer %x read_only : tensor<?x8xf32> to memref<?x8xf32, strided<[?, ?], offset: ?>>
+  %rows = bufferization.to_buffer %x read_only : tensor<?x8xf32> to memref<?x8xf32, strided<[?, 1], offset: ?>>
+  %0 = memref.load %any[%i, %i] : memref<?x8xf32, strided<[?, ?], offset: ?>>
+  %1 = vector.load %rows[%i, %i] : memref<?x8xf32, strided<[?, 1], offset: ?>>, vector<4xf32>
+  return %0, %1 : f32, vector<4xf32>
+}
+
 // Scalars are returned as before; tensors without axes have no strides.
 // CHECK-LABEL: func.func @scalars(
 // CHECK-SAME: %[[X:.+]]: memref<f32, strided<[], offset: ?>>, %[[N:.+]]: index, %[[OUT:.+]]: memref<f32>) -> index

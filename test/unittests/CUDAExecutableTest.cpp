@@ -10,6 +10,7 @@
 #include "corey/Executable.h"
 #include "corey/Scheduler/Policy.h"
 #include "gtest/gtest.h"
+#include <algorithm>
 #include <cstdlib>
 #include <dlfcn.h>
 #include <filesystem>
@@ -74,6 +75,22 @@ func.func @main(%u: tensor<?x?x64xf32>, %dt: tensor<?x?x64xf32>, %A: tensor<64x1
   return %y : tensor<?x?x64xf32>
 }
 )";
+
+constexpr const char *kSSD = R"(
+func.func @main(%x: tensor<?x?x4x8xf32>, %decay: tensor<?x?x4xf32>, %B: tensor<?x?x1x16xf32>) -> tensor<?x?x4x8xf32> {
+  %y = ssm.ssd %x decay(%decay : tensor<?x?x4xf32>) B(%B) C(%B)
+     : tensor<?x?x4x8xf32>, tensor<?x?x1x16xf32>, tensor<?x?x1x16xf32> -> tensor<?x?x4x8xf32>
+  return %y : tensor<?x?x4x8xf32>
+}
+)";
+
+/// Whether a kernel got a tensor as it lies: its address and its strides.
+bool takesAsItLies(const Launch &launch, const Tensor &tensor) {
+  std::vector<uint64_t> words{reinterpret_cast<uintptr_t>(tensor.data())};
+  words.insert(words.end(), tensor.strides().begin(), tensor.strides().end());
+  return std::search(launch.arguments.begin(), launch.arguments.end(),
+                     words.begin(), words.end()) != launch.arguments.end();
+}
 
 class CUDAExecutableTest : public testing::Test {
 protected:
@@ -565,6 +582,43 @@ func.func @main(%x: tensor<?x1x8x64xbf16>, %d: tensor<?x1x8xf32>, %b: tensor<?x1
       "@main: expected a slot below 5, the states of the pool, got 6");
 }
 
+TEST_F(CUDAExecutableTest, DecaysAreReadAsTheyLie) {
+  std::shared_ptr<Executable> program = compile(kSSD);
+  Tensor x = upload(numbers({2, 30, 4, 8})),
+         B = upload(numbers({2, 30, 1, 16}));
+  Tensor heads = upload(numbers({2, 4, 30})),
+         wide = upload(numbers({2, 30, 9}));
+  auto run = [&](const Tensor &decay) {
+    std::vector<Tensor> inputs = {x, decay, B};
+    std::vector<Tensor> outputs = take(program->makeOutputs("main", inputs));
+    takeLaunches();
+    corey_fake_reset_calls();
+    ASSERT_OK(program->run("main", inputs, outputs));
+    for (const char *name : {"cuMemcpyDtoDAsync", "cuMemcpy2DAsync",
+                             "cuMemcpy3DAsync", "cuMemAlloc"})
+      EXPECT_EQ(corey_fake_calls(name), 0u) << name;
+    std::vector<Launch> launches = takeLaunches();
+    ASSERT_EQ(launches.size(), 1u);
+    EXPECT_EQ(launches[0].kernel, "ssd");
+    EXPECT_TRUE(takesAsItLies(launches[0], decay)) << decay.describe();
+  };
+  run(upload(numbers({2, 30, 4})));
+  run(take(heads.permute({0, 2, 1})));
+  // Nor need it be aligned to more than an element.
+  run(take(wide.slice(2, 1, 5)));
+  run(take(wide.slice(2, 1, 9, 2)));
+
+  // Others are copied, by as few operations as there can be: one a token.
+  Tensor turned = upload(numbers({2, 4, 8, 30}));
+  std::vector<Tensor> inputs = {take(turned.permute({0, 3, 1, 2})),
+                                take(heads.permute({0, 2, 1})), B};
+  std::vector<Tensor> outputs = take(program->makeOutputs("main", inputs));
+  corey_fake_reset_calls();
+  ASSERT_OK(program->run("main", inputs, outputs));
+  EXPECT_EQ(corey_fake_calls("cuMemcpy3DAsync"), 30u);
+  EXPECT_EQ(corey_fake_calls("cuMemcpy2DAsync"), 0u);
+}
+
 //===----------------------------------------------------------------------===//
 // Exported programs
 //===----------------------------------------------------------------------===//
@@ -717,6 +771,36 @@ TEST_F(CUDAExportTest, ChecksArguments) {
   EXPECT_EQ(call("corey_main", nullptr, far, far, far),
             "@main: expected a device that runs code for sm_90a, got cuda:1 "
             "(sm_80)");
+}
+
+TEST_F(CUDAExportTest, TakesAnyStridesWhereTheyMayBe) {
+  load(kSSD);
+  Tensor shape = numbers({2, 30, 4, 8});
+  Descriptor<4> x(upload(shape)), y(upload(shape)),
+      B(upload(numbers({2, 30, 1, 16})));
+  Descriptor<3> decay(take(upload(numbers({2, 4, 31})).permute({0, 2, 1})));
+  decay.sizes[1] = 30;
+  decay.offset = 1;
+  takeLaunches();
+  corey_fake_reset_calls();
+  ASSERT_EQ(call("corey_main", nullptr, x, decay, B, y), "");
+  EXPECT_EQ(corey_fake_calls("cuMemcpy2DAsync"), 0u);
+  std::vector<Launch> launches = takeLaunches();
+  ASSERT_EQ(launches.size(), 1u);
+  EXPECT_TRUE(takesAsItLies(launches[0], take(decay.kept.slice(1, 1, 31))));
+  decay.data = static_cast<char *>(decay.data) + 2;
+  EXPECT_EQ(call("corey_main", nullptr, x, decay, B, y),
+            "@main: argument 'decay': expected an address at a multiple of 4 "
+            "bytes, got one 2 bytes past one");
+  // The others are as they were.
+  Descriptor<4> turned(
+      take(upload(numbers({2, 4, 30, 8})).permute({0, 2, 1, 3}))),
+      narrow(take(upload(numbers({2, 30, 8, 4})).permute({0, 1, 3, 2})));
+  decay.data = static_cast<char *>(decay.data) - 2;
+  EXPECT_EQ(call("corey_main", nullptr, turned, decay, B, y), "");
+  EXPECT_NE(call("corey_main", nullptr, narrow, decay, B, y)
+                .find("argument 'x': expected an innermost stride of 1"),
+            std::string::npos);
 }
 
 TEST_F(CUDAExportTest, CodeRunsOnLaterChips) {

@@ -676,7 +676,11 @@ TEST_F(CUDATest, StridedCopiesTakeFewOperations) {
   EXPECT_EQ(count({2, 3, 4}, {12, 4, 1}, {40, 10, 1}), (Counts{0, 0, 1}));
   EXPECT_EQ(count({2, 3}, {3, 1}, {6, 2}), (Counts{0, 1, 0}));
   EXPECT_EQ(count({5, 2, 3, 4}, {24, 12, 4, 1}, {100, 40, 10, 1}),
-            (Counts{0, 0, 5}));
+            (Counts{0, 0, 2}));
+  // Transposed: as many rows as an operation can have, of all planes.
+  EXPECT_EQ(count({2, 50, 8}, {400, 8, 1}, {400, 1, 50}), (Counts{0, 0, 8}));
+  EXPECT_EQ(count({50, 8}, {8, 1}, {1, 50}), (Counts{0, 8, 0}));
+  EXPECT_EQ(count({8, 50}, {50, 1}, {1, 8}), (Counts{0, 8, 0}));
 }
 
 //===----------------------------------------------------------------------===//

@@ -499,6 +499,23 @@ TEST_F(GPU, SSDIsDeterministicAndAgreesWithTheCPU) {
   }
 }
 
+// Steps that lie by heads are read where they are.
+TEST_F(GPU, StridesDoNotChangeSSD) {
+  for (const SSDProgram &p :
+       {SSDProgram{3, 20, 17}, SSDProgram{16, 64, 256, DType::BF16}}) {
+    SCOPED_TRACE(p.source());
+    std::shared_ptr<Executable> program = compile(p.source());
+    Tensors given = upload(ssdInputs(p, 2, 450)), turned = given;
+    turned[1] = take(
+        take(take(given[1].permute({0, 2, 1})).to(device)).permute({0, 2, 1}));
+    EXPECT_FALSE(turned[1].isContiguous());
+    for (int64_t chunk : {0, 64}) {
+      ASSERT_OK(program->setChunk("scan", chunk));
+      EXPECT_TRUE(sameBits(run(*program, turned), run(*program, given)));
+    }
+  }
+}
+
 //===----------------------------------------------------------------------===//
 // Graphs, streams, contexts
 //===----------------------------------------------------------------------===//

@@ -496,8 +496,8 @@ int corey::runSol(int argc, char **argv) {
   cl::opt<std::string> layout(
       "decay-layout",
       cl::desc("heads (default): the decays of a head lie together, as in the "
-               "suite, and are copied into the other order in every run; "
-               "tokens: those of a token, as kernels read them"),
+               "suite; tokens: those of a token. Kernels read either where it "
+               "is"),
       cl::value_desc("heads|tokens"), cl::init("heads"), cl::cat(category));
   cl::opt<std::string> ceilings(
       "ceilings",

@@ -13,7 +13,8 @@ def Bufferize : Pass<"corey-bufferize", "::mlir::ModuleOp"> {
   let summary = "One-shot bufferization with the calling convention of compiled functions";
   let description = [{
     Arguments become memrefs with dynamic strides but for a unit innermost one,
-    so that slices and padded tensors are read where they are. Results become
+    so that slices and padded tensors are read where they are; where they are marked
+    `ssm.any_strides` that one is dynamic as well. Results become
     trailing memref arguments that the caller provides; a result that is a fresh
     allocation is written in place.
   }];

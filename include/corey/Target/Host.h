@@ -66,6 +66,8 @@ struct ExportedFunction {
     std::string name;
     mlir::RankedTensorType type;
     bool isOutput;
+    /// The innermost stride need not be 1.
+    bool anyStrides;
   };
   std::string name;
   /// In the order of the C function.

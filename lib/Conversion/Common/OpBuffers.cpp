@@ -5,6 +5,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "OpBuffers.h"
+#include "corey/Dialect/SSM/Transforms/Passes.h"
 #include "mlir/Dialect/Arith/Utils/Utils.h"
 #include "mlir/Dialect/Bufferization/IR/Bufferization.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
@@ -34,12 +35,32 @@ OpBuffers::OpBuffers(PatternRewriter &rewriter, Operation *op)
     plan = std::move(*found);
 }
 
+/// Whether `tensor` is an argument of a function that `ssm-any-strides` has
+/// marked, seen through the regions of kernels.
+static bool hasAnyStrides(Value tensor) {
+  auto argument = dyn_cast<BlockArgument>(tensor);
+  if (!argument || !argument.getOwner()->isEntryBlock())
+    return false;
+  Operation *parent = argument.getOwner()->getParentOp();
+  if (auto fused = dyn_cast<ssm::FusedOp>(parent))
+    return hasAnyStrides(fused.getInputs()[argument.getArgNumber()]);
+  auto function = dyn_cast<func::FuncOp>(parent);
+  return function &&
+         function.getArgAttr(argument.getArgNumber(), ssm::kAnyStridesAttr);
+}
+
 Value OpBuffers::view(Value tensor) {
   if (!tensor)
     return {};
+  auto type = cast<RankedTensorType>(tensor.getType());
+  // An innermost stride of 1 would cost a copy where there is another.
   return bufferization::ToBufferOp::create(
       rewriter, where,
-      stridedMemRefType(cast<RankedTensorType>(tensor.getType())), tensor,
+      hasAnyStrides(tensor)
+          ? cast<MemRefType>(
+                bufferization::getMemRefTypeWithFullyDynamicLayout(type))
+          : stridedMemRefType(type),
+      tensor,
       /*read_only=*/true);
 }
 

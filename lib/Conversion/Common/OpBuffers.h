@@ -16,13 +16,14 @@ namespace corey {
 
 /// The half of a lowering that every target shares: an op on tensors, alone or
 /// the anchor of an `ssm.fused`, becomes code on memrefs. Inputs are viewed as
-/// memrefs with a unit innermost stride, outputs are allocated, and the op is
-/// replaced by the tensors in them.
+/// memrefs (see view()), outputs are allocated, and the op is replaced by the
+/// tensors in them.
 class OpBuffers {
 public:
   OpBuffers(mlir::PatternRewriter &rewriter, mlir::Operation *op);
 
-  /// Views a tensor that is in memory as a memref; null for null.
+  /// Views a tensor that is in memory as a memref, with an innermost stride of
+  /// 1 unless it is an argument that may have any; null for null.
   mlir::Value view(mlir::Value tensor);
   /// Whether the kernel of the fused region computes `tensor` itself.
   bool isComputed(mlir::Value tensor) const;

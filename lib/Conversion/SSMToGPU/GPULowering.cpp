@@ -210,9 +210,10 @@ DeviceTensor::DeviceTensor(GPULowering &lowering, KernelBuilder &k,
       lowering.host, lowering.loc, memref);
   // One argument for what is read and written: no other may point there.
   base = k.pointer(lowering.address(memref), memref);
+  // The innermost stride is 1, but for what is read element by element.
+  bool isDense = type.getRank() && type.getStridesAndOffset().first.back() == 1;
   for (int64_t axis = 0; axis < type.getRank(); ++axis) {
-    // The innermost stride is 1.
-    if (axis + 1 == type.getRank())
+    if (isDense && axis + 1 == type.getRank())
       strides.push_back(k.i64(bytes()));
     else
       strides.push_back(k.i64Argument(metadata.getStrides()[axis]) * bytes());
@@ -225,7 +226,7 @@ Val DeviceTensor::at(ArrayRef<Val> leading, Val last) const {
     pointer = k->offset(pointer, k->toI64(i) * strides[axis]);
   if (rank() == 0)
     return base;
-  return k->offset(pointer, k->toI64(last) * bytes());
+  return k->offset(pointer, k->toI64(last) * strides.back());
 }
 
 Val DeviceTensor::loadScalar(ArrayRef<Val> leading, Val last) const {

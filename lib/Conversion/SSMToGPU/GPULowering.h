@@ -118,7 +118,8 @@ Vals rowIndices(GPULowering &lowering, KernelBuilder &k, mlir::Value memref,
 /// they are at most 16 bytes.
 int64_t rowAlignment(mlir::Value tensor);
 
-/// A tensor in device memory as a kernel addresses it.
+/// A tensor in device memory as a kernel addresses it. What may have any
+/// strides (see `ssm-any-strides`) is loaded one element at a time.
 class DeviceTensor {
 public:
   DeviceTensor() = default;

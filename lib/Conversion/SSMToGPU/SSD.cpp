@@ -233,6 +233,7 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass) {
                   {t.threads(), t.minBlocks(hasOutput)});
   k.startInOrder();
   InputStream x(e, k, op.getX());
+  // Loaded one element at a time: ssm-any-strides counts on it.
   InputStream dt(e, k, isDecay ? op.getDecay() : op.getDt());
   InputStream z(e, k, hasOutput ? op.getZ() : Value());
   DeviceTensor A(e, k, e.buffer(op.getA())), B(e, k, e.buffer(op.getB()));

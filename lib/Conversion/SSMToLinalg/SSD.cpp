@@ -56,6 +56,7 @@ class SSDEmitter {
 public:
   SSDEmitter(OpLowering &e, SSDOp op) : e(e), op(op) {
     x = e.buffer(op.getX());
+    // Loaded one element at a time: ssm-any-strides counts on it.
     dt = e.buffer(op.getDecay() ? op.getDecay() : op.getDt());
     A = e.buffer(op.getA());
     B = e.buffer(op.getB());

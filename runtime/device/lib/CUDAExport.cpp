@@ -92,6 +92,15 @@ static Status checkArgument(const corey_rt_argument &argument,
     return expected("a contiguous output",
                     "sizes " + listOf(tensor.sizes, argument.rank) +
                         " and strides " + listOf(strides, argument.rank));
+  if (argument.anyStrides) {
+    auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(data) %
+                                     argument.elementBytes);
+    if (past)
+      return expected("an address at a multiple of " +
+                          std::to_string(argument.elementBytes) + " bytes",
+                      "one " + std::to_string(past) + " bytes past one");
+    return Status::ok();
+  }
   if (!isAligned(data, tensor.sizes, strides,
                  static_cast<size_t>(argument.rank),
                  static_cast<size_t>(argument.elementBytes)))

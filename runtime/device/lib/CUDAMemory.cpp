@@ -242,32 +242,67 @@ public:
   StridedCopy(const Driver &api, CUstream stream, bool toHost)
       : api(api), stream(stream), toHost(toHost) {}
 
-  /// `width` bytes in a run, and `axes` around them, outermost first.
-  CUresult run(char *to, const char *from, int64_t width, const Axis *axes,
+  /// `width` bytes in a run, and `axes` around them, which are put in order.
+  CUresult run(char *to, const char *from, int64_t width, Axis *axes,
                size_t count) {
-    if (count == 0)
-      return linear(to, from, width);
-    const Axis &inner = axes[count - 1];
-    bool pitched = pitchable(inner, width);
-    // A plane's height is what lies between planes, in rows: both tensors must
-    // have a whole number of them.
-    if (count == 2 && pitched && volume(axes[0], inner))
-      return copy3D(to, from, width, inner, axes[0]);
-    if (count == 1 && pitched)
-      return copy2D(to, from, width, inner);
-    const Axis &outer = axes[0];
-    for (int64_t i = 0; i < outer.size; ++i)
-      if (CUresult result = run(to + i * outer.to, from + i * outer.from, width,
-                                axes + 1, count - 1))
+    size_t inner = arrange(width, axes, count);
+    return loop(to, from, width, axes, count - inner, inner);
+  }
+
+private:
+  /// Moves to the end the axes that one operation copies, planes before rows,
+  /// and returns how many they are: those that leave the fewest operations. Of
+  /// a transposed tensor rows may be the axis that is innermost in the source.
+  static size_t arrange(int64_t width, Axis *axes, size_t count) {
+    int64_t most = 1;
+    size_t rows = count, planes = count;
+    // From the innermost, which is taken where others do no better.
+    for (size_t r = count; r-- > 0;) {
+      if (!pitchable(axes[r], width))
+        continue;
+      if (axes[r].size > most) {
+        most = axes[r].size;
+        rows = r;
+        planes = count;
+      }
+      for (size_t p = count; p-- > 0;)
+        if (p != r && volume(axes[p], axes[r]) &&
+            axes[p].size * axes[r].size > most) {
+          most = axes[p].size * axes[r].size;
+          rows = r;
+          planes = p;
+        }
+    }
+    if (rows == count)
+      return 0;
+    std::rotate(axes + rows, axes + rows + 1, axes + count);
+    if (planes == count)
+      return 1;
+    planes -= planes > rows;
+    std::rotate(axes + planes, axes + planes + 1, axes + count - 1);
+    return 2;
+  }
+
+  /// A loop of copies over the first `outer` axes.
+  CUresult loop(char *to, const char *from, int64_t width, const Axis *axes,
+                size_t outer, size_t inner) {
+    if (!outer)
+      return inner == 2   ? copy3D(to, from, width, axes[1], axes[0])
+             : inner == 1 ? copy2D(to, from, width, axes[0])
+                          : linear(to, from, width);
+    for (int64_t i = 0; i < axes->size; ++i)
+      if (CUresult result = loop(to + i * axes->to, from + i * axes->from,
+                                 width, axes + 1, outer - 1, inner))
         return result;
     return CUDA_SUCCESS;
   }
 
-private:
   static bool pitchable(const Axis &axis, int64_t width) {
     return axis.to >= width && axis.from >= width && axis.to <= kMaxPitch &&
            axis.from <= kMaxPitch;
   }
+  /// A plane's height is what lies between planes, in rows: both tensors must
+  /// have a whole number of them.
   static bool volume(const Axis &outer, const Axis &inner) {
     return outer.to > 0 && outer.from > 0 && outer.to % inner.to == 0 &&
            outer.from % inner.from == 0 && outer.to / inner.to >= inner.size &&

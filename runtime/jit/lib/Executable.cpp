@@ -360,6 +360,8 @@ struct Constraint {
 
 struct Function {
   FunctionInfo info;
+  /// For each input: whether it is read with whatever strides it has.
+  std::vector<bool> anyStrides;
   /// Index into the program's weights for each argument behind the inputs.
   std::vector<size_t> weights;
   std::vector<Constraint> constraints;
@@ -531,6 +533,8 @@ Status Executable::Impl::describe(ModuleOp module) {
                 toInfo(op.getArgumentTypes()[i], name, function.info.inputs);
             !status)
           return status;
+        function.anyStrides.push_back(
+            static_cast<bool>(op.getArgAttr(i, ssm::kAnyStridesAttr)));
       }
       function.numDims +=
           llvm::cast<mlir::RankedTensorType>(op.getArgumentTypes()[i])
@@ -1484,9 +1488,9 @@ Status Executable::Impl::describeArguments(const Function &function,
   call.descriptors.clear();
   call.stagedOutputs.clear();
   Status status;
-  auto append = [&](const Tensor &tensor, bool isOutput) {
+  auto append = [&](const Tensor &tensor, bool isOutput, bool anyStrides) {
     const std::vector<int64_t> &shape = tensor.shape();
-    if (!status || call.takes(tensor, isOutput)) {
+    if (!status || anyStrides || call.takes(tensor, isOutput)) {
       appendDescriptor(call.descriptors, tensor.data(), shape.data(),
                        isOutput ? contiguous(shape, call)
                                 : tensor.strides().data(),
@@ -1507,11 +1511,11 @@ Status Executable::Impl::describeArguments(const Function &function,
                      shape.size());
   };
   for (size_t i = 0; i < function.info.inputs.size(); ++i)
-    append(inputs[i], false);
+    append(inputs[i], false, function.anyStrides[i]);
   for (size_t i : function.weights)
-    append(weights[i].tensor, false);
+    append(weights[i].tensor, false, false);
   for (size_t i = 0; i < function.info.outputs.size(); ++i)
-    append(outputs[i], true);
+    append(outputs[i], true, false);
   if (!status)
     return status;
   // The descriptors no longer move: point to them.

@@ -256,8 +256,10 @@ public:
   /// runs; what depends on data (ids of an embedding, starts of sequences,
   /// slots of a pool) is reported after, with InvalidArgument. An input whose
   /// innermost stride is not 1 is copied first, and an output that is not
-  /// contiguous after; other strides cost nothing. Calls of known shapes with
-  /// given outputs allocate no memory.
+  /// contiguous after; other strides cost nothing. `dt` and `decay` of
+  /// `ssm.ssd` are read with any strides, [B, H, L] in memory say, where an
+  /// input is nothing but those (see the pass `ssm-any-strides`). Calls of known
+  /// shapes with given outputs allocate no memory.
   ///
   /// Where an output is a pool of states whose `slots` an op has updated
   /// (`last_state` of `ssm.selective_scan`, `final_states` of `ssm.ssd`,
@@ -271,7 +273,8 @@ public:
   ///
   /// On a CUDA device kernels want rows at multiples of 16 bytes, or of the
   /// largest power of two that divides the bytes of a row, and the first at one
-  /// of 16: other tensors are copied as well. `stream` is the CUstream that the
+  /// of 16: other tensors are copied as well, but for inputs that are read
+  /// with any strides. `stream` is the CUstream that the
   /// call's work is put on, 1 for the legacy default stream; run() does not
   /// wait for it, so that the work can be captured into a graph, and errors of
   /// the device show where the caller waits, those in data at a later run. Null

@@ -52,6 +52,8 @@ llvm::FailureOr<HoistedWeights> hoistWeights(mlir::ModuleOp module);
 inline constexpr llvm::StringLiteral kWeightArgAttr = "ssm.weight";
 /// On a function argument or result: its name for users.
 inline constexpr llvm::StringLiteral kNameAttr = "ssm.name";
+/// On a function argument: it is read with whatever strides it has.
+inline constexpr llvm::StringLiteral kAnyStridesAttr = "ssm.any_strides";
 /// On a shape function: what its constraints stand for.
 inline constexpr llvm::StringLiteral kConstraintsAttr = "ssm.constraints";
 /// In place of the symbol of a constraint: the first size is at least the

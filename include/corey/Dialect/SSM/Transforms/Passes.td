@@ -320,6 +320,43 @@ def SSMWeightsToArguments : Pass<"ssm-weights-to-arguments", "::mlir::ModuleOp">
   ];
 }
 
+def SSMAnyStrides : Pass<"ssm-any-strides", "::mlir::ModuleOp"> {
+  let summary = "Mark the arguments that are read with whatever strides they have";
+  let description = [{
+    Tensors of a function have an innermost stride of 1, as kernels load several
+    elements at once: others are copied before every call. `dt` and `decay` of
+    `ssm.ssd` are loaded one element at a time. An argument of a public function
+    that is nothing but such an operand, of whatever scans and inside `ssm.fused` or
+    not, is marked `ssm.any_strides`: it becomes a memref whose innermost stride is
+    dynamic too, and callers pass it as it lies.
+
+    ```mlir
+    func.func @main(%x: tensor<?x?x8x64xf32>, %decay: tensor<?x?x8xf32>, %B: tensor<?x?x1x128xf32>)
+        -> tensor<?x?x8x64xf32> {
+      %y = ssm.ssd %x decay(%decay : tensor<?x?x8xf32>) B(%B) C(%B)
+          : tensor<?x?x8x64xf32>, tensor<?x?x1x128xf32>, tensor<?x?x1x128xf32>
+          -> tensor<?x?x8x64xf32>
+      return %y : tensor<?x?x8x64xf32>
+    }
+    ```
+
+    becomes
+
+    ```mlir
+    func.func @main(%x: tensor<?x?x8x64xf32>, %decay: tensor<?x?x8xf32> {ssm.any_strides},
+                    %B: tensor<?x?x1x128xf32>) -> tensor<?x?x8x64xf32> {
+      %y = ssm.ssd %x decay(%decay : tensor<?x?x8xf32>) B(%B) C(%B)
+          : tensor<?x?x8x64xf32>, tensor<?x?x1x128xf32>, tensor<?x?x1x128xf32>
+          -> tensor<?x?x8x64xf32>
+      return %y : tensor<?x?x8x64xf32>
+    }
+    ```
+  }];
+  let statistics = [
+    Statistic<"numMarked", "num-marked", "Number of arguments it has marked">
+  ];
+}
+
 def SSMShapeFunctions : Pass<"ssm-shape-functions", "::mlir::ModuleOp"> {
   let summary = "Add a function that computes result shapes and checks arguments";
   let description = [{

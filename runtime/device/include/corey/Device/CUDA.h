@@ -128,10 +128,10 @@ public:
   /// Copies `rank` dimensions of elements of 1, 2, 4 or 8 bytes, with sizes
   /// and strides in elements, of any sign. `to` and `from` are the addresses of
   /// element 0. Axes that follow one another are merged and up to three of
-  /// them copied by one operation; more, or a stride that no pitched copy can
-  /// have, take a loop of copies. Elements of `to` must differ from one
-  /// another and from those of `from`. `toHost` says that `to` is pinned host
-  /// memory.
+  /// them copied by one operation, those that leave the fewest operations;
+  /// more, or a stride that no pitched copy can have, take a loop of copies.
+  /// Elements of `to` must differ from one another and from those of `from`.
+  /// `toHost` says that `to` is pinned host memory.
   Status copyStrided(void *to, const int64_t *toStrides, const void *from,
                      const int64_t *fromStrides, const int64_t *sizes,
                      size_t rank, size_t elementBytes, void *stream,

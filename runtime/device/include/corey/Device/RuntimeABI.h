@@ -198,6 +198,9 @@ struct corey_rt_program {
 struct corey_rt_argument {
   const char *name;
   int64_t rank, elementBytes, isOutput;
+  /// 1 if the innermost stride need not be 1, and nothing be aligned to more
+  /// than an element.
+  int64_t anyStrides;
 };
 
 /// A function: `invoke` runs its host code, given descriptors.
