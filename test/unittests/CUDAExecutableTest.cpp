@@ -574,7 +574,7 @@ func.func @main(%x: tensor<?x1x8x64xbf16>, %d: tensor<?x1x8xf32>, %b: tensor<?x1
             StatusCode::InvalidArgument);
   corey_fake_register("ssd_step", [](const Launch &launch) {
     auto &error =
-        *reinterpret_cast<corey_rt_device_error *>(launch.arguments.at(23));
+        *reinterpret_cast<corey_rt_device_error *>(launch.arguments.at(24));
     error = {3, 0, 6, 5, 0, 0};
   });
   EXPECT_STATUS(
