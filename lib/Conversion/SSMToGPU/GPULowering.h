@@ -301,10 +301,8 @@ struct SSDDecay {
 SSDDecay ssdDecay(KernelBuilder &k, ssm::SSDOp op, Val raw, Val rate,
                   Val shift);
 
-/// Whether emitSSDOnTensorCores() takes the op.
-bool fitsTensorCores(const GPULowering &lowering, ssm::SSDOp op);
-/// A scan with its chunk, null for unsplit, into the memref `y` and the buffers
-/// of its states.
+/// A scan that isForTensorCores(), with its chunk, null for unsplit, into the
+/// memref `y` and the buffers of its states.
 void emitSSDOnTensorCores(GPULowering &lowering, ssm::SSDOp op,
                           const DeviceSequences &sequences, mlir::Value chunk,
                           mlir::Value y, const StateBuffers &states);

@@ -151,7 +151,7 @@ public:
     s.states = e.stateBuffers(op.getInitialStates(), op.getStateSlots());
     e.makeBuffers();
     bool isChunked = op.getChunkSize() || op.getScanChunkAttr();
-    if (!isStep() && fitsTensorCores(e, op)) {
+    if (!isStep() && e.target.hasWarpGroups && isForTensorCores(op)) {
       // What tiles would be mostly empty for.
       e.ifThen(
           e.cmp(arith::CmpIPredicate::sle, sequences.length,

@@ -586,27 +586,12 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
             for (int64_t j = 0; j < 2; ++j) {
               Val raw = dt.values(loaded.take_front(dt.numLoaded()), 1)[0];
               loaded = loaded.drop_front(dt.numLoaded());
-              Val step = k.f32(1), exponent;
-              if (isDecay) {
-                exponent = raw * kLog2E;
-              } else {
-                step = raw;
-                if (bias)
-                  step = step + shift;
-                if (op.getDtSoftplus())
-                  step = k.softplus(step);
-                if (auto limit = op.getDtLimit()) {
-                  // Keeps NaN.
-                  step = k.select(step < (*limit)[0], k.f32((*limit)[0]), step);
-                  step = k.select(step > (*limit)[1], k.f32((*limit)[1]), step);
-                }
-                exponent = step * rate;
-              }
+              SSDDecay decay = ssdDecay(k, op, raw, rate, shift);
               // A token that is not there leaves the state as it is.
               Val there =
                   tileAt(i) * double(kTokens) + lane * 2.0 + double(j) < length;
-              steps[j] = k.select(there, step, k.f32(0));
-              exponents[j] = k.select(there, exponent, k.f32(0));
+              steps[j] = k.select(there, decay.step, k.f32(0));
+              exponents[j] = k.select(there, decay.exponent, k.f32(0));
             }
             Val sum = exponents[0] + exponents[1];
             for (int64_t delta = 1; delta < kWarp; delta *= 2)
@@ -798,32 +783,28 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
       };
       Val own = states.at({sequence, k.i32(0), head * double(t.slices) + slice},
                           threadOfGroup * 4.0);
-      auto kept = [&](Val of, int64_t i) {
-        return k.offset(k.offset(own, k.toI64(of) * states.stride(1)),
-                        i * 4 * kGroup);
-      };
-      auto loadKept = [&](Val of) {
-        Vals out;
-        for (int64_t r = 0; r < held; r += 4)
-          llvm::append_range(
-              out, k.unpack(k.load(kept(of, r), k.packedType(k.f32Type(), 4)),
-                            k.f32Type(), 4));
-        return out;
+      auto kept = [&](Val of) {
+        return k.offset(own, k.toI64(of) * states.stride(1));
       };
       Val ownHanded;
       if (!isStates)
         ownHanded = handed.at({k.i32(0), unit}, threadOfGroup * 4.0);
-      auto handedAt = [&](Val of, int64_t i) {
-        return k.offset(k.offset(ownHanded, k.toI64(of) * handed.stride(0)),
-                        i * 4 * kGroup);
+      auto handedAt = [&](Val of) {
+        return k.offset(ownHanded, k.toI64(of) * handed.stride(0));
       };
-      auto loadHanded = [&](Val of) {
+      // The registers of all threads, four of each at a time.
+      auto loadState = [&](Val from) {
         Vals out;
         for (int64_t r = 0; r < held; r += 4)
-          llvm::append_range(out, k.unpack(k.load(handedAt(of, r),
-                                                  k.packedType(k.f32Type(), 4)),
-                                           k.f32Type(), 4));
+          llvm::append_range(out,
+                             k.unpack(k.load(k.offset(from, r * 4 * kGroup),
+                                             k.packedType(k.f32Type(), 4)),
+                                      k.f32Type(), 4));
         return out;
+      };
+      auto storeState = [&](ArrayRef<Val> values, Val to) {
+        for (int64_t r = 0; r < held; r += 4)
+          k.store(k.vector(values.slice(r, 4)), k.offset(to, r * 4 * kGroup));
       };
       auto loadInitial = [&] {
         return DeviceSlots::ifThere(k, place, [&] {
@@ -850,7 +831,7 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
                                   [&]() -> Vals {
                                     Val of = start - i;
                                     Val scale = in[held];
-                                    Vals out = loadKept(of);
+                                    Vals out = loadState(kept(of));
                                     for (int64_t r = 0; r < held; ++r)
                                       out[r] = k.fma(scale, out[r], in[r]);
                                     Val sum =
@@ -869,8 +850,9 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
               (segment == 0.0) & (item.begin == 0.0),
               [&] {
                 return k.ifValues(
-                    k.i32Argument(segments) == 1.0, loadInitial,
-                    [&] { return loadKept(k.i32Argument(segments) - 1.0); });
+                    k.i32Argument(segments) == 1.0, loadInitial, [&] {
+                      return loadState(kept(k.i32Argument(segments) - 1.0));
+                    });
               },
               [&]() -> Vals { return state; });
         } else if (initial) {
@@ -889,8 +871,8 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
             isShared & (item.begin > 0.0) & (count > 0.0),
             [&]() -> Vals {
               Val from = worker - 1.0;
-              waitForFlag(k, flags.at({from}, unit));
-              return loadHanded(from);
+              waitForFlag(k, flags.at({from}, unit), handedAt(from));
+              return loadState(handedAt(from));
             },
             [&]() -> Vals { return state; });
       }
@@ -974,23 +956,19 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
         if (initial && mayOverwrite)
           leaves = leaves | (segment == 0.0);
         k.ifThen(isLive & leaves, [&] {
-          auto store = [&](ArrayRef<Val> values, Val to) {
-            for (int64_t r = 0; r < held; r += 4)
-              k.store(k.vector(values.slice(r, 4)), kept(to, r));
-          };
           Vals left(ArrayRef(end).take_front(held));
           if (initial && mayOverwrite)
             left = k.ifValues(
                 segment == 0.0,
                 [&] {
                   Vals first = loadInitial(), out;
-                  store(first, k.i32Argument(segments) - 1.0);
+                  storeState(first, kept(k.i32Argument(segments) - 1.0));
                   for (int64_t r = 0; r < held; ++r)
                     out.push_back(k.fma(end[held], first[r], left[r]));
                   return out;
                 },
                 [&] { return left; });
-          store(left, segment);
+          storeState(left, kept(segment));
         });
         return;
       }
@@ -1224,10 +1202,9 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
 
       // What the next worker goes on from.
       k.ifThen(isShared & (item.end < tileCount), [&] {
-        for (int64_t r = 0; r < held; r += 4)
-          k.store(k.vector(ArrayRef(end).slice(r, 4)), handedAt(worker, r));
+        storeState(end, handedAt(worker));
         raiseFlag(
-            k, flags.at({worker}, unit), [&] { syncGroup(); },
+            k, flags.at({worker}, unit), handedAt(worker), [&] { syncGroup(); },
             threadOfGroup == 0.0);
       });
       if (final) {
@@ -1331,17 +1308,23 @@ corey::getSSDTensorVariant(bool is16Bit, int64_t channels, int64_t states) {
                          true};
 }
 
-bool corey::fitsTensorCores(const GPULowering &lowering, SSDOp op) {
-  if (!lowering.target.hasWarpGroups)
-    return false;
+bool corey::hasWarpGroups(StringRef chip) { return chip == "sm_90a"; }
+
+bool corey::isForTensorCores(Operation *operation) {
+  auto op = cast<SSDOp>(operation);
   auto x = cast<RankedTensorType>(op.getX().getType());
   if (!x.getElementType().isF16() && !x.getElementType().isBF16())
     return false;
-  for (Value tensor : {op.getX(), op.getB(), op.getC()})
+  for (Value tensor : {op.getX(), op.getB(), op.getC()}) {
+    // What a fused region computes of its arguments is nowhere in memory.
+    Operation *producer = tensor.getDefiningOp();
+    bool isComputed = producer && isa<FusedOp>(op->getParentOp()) &&
+                      producer->getBlock() == op->getBlock();
     if (cast<RankedTensorType>(tensor.getType()).getElementType() !=
             x.getElementType() ||
-        lowering.isComputed(tensor) || rowAlignment(tensor) < 8)
+        isComputed || rowAlignment(tensor) < 8)
       return false;
+  }
   return hasTiling(x.getDimSize(3),
                    cast<RankedTensorType>(op.getB().getType()).getDimSize(3));
 }

@@ -56,7 +56,7 @@ struct ConvertSSMToGPU
           << multiprocessors;
       return signalPassFailure();
     }
-    GPUTarget target{multiprocessors, /*hasWarpGroups=*/chip == "sm_90a"};
+    GPUTarget target{multiprocessors, hasWarpGroups(chip)};
     MLIRContext *context = &getContext();
     numLoweredOps += countLoweredOps(getOperation());
     RewritePatternSet patterns(context);

@@ -118,17 +118,19 @@ void corey::fenceForProducts(KernelBuilder &k) {
   ptxOnMemory(k, "fence.proxy.async.shared::cta;", "", {});
 }
 
-void corey::waitForFlag(KernelBuilder &k, Val flag) {
+// No argument of a kernel aliases another: only what names the data keeps its
+// loads and stores on their side.
+void corey::waitForFlag(KernelBuilder &k, Val flag, Val data) {
   ptxOnMemory(k,
               "{\n.reg .pred done;\n.reg .b32 seen;\nagain:\n"
               "ld.acquire.gpu.global.b32 seen, [$0];\n"
-              "setp.ne.u32 done, seen, 0;\n@!done bra again;\n}",
-              "l", {flag});
+              "setp.ne.u32 done, seen, 0;\n@!done bra again;\n// $1\n}",
+              "l,l", {flag, data});
 }
 
-void corey::raiseFlag(KernelBuilder &k, Val flag,
+void corey::raiseFlag(KernelBuilder &k, Val flag, Val data,
                       llvm::function_ref<void()> sync, Val isFirst) {
-  ptxOnMemory(k, "fence.acq_rel.gpu;", "", {});
+  ptxOnMemory(k, "fence.acq_rel.gpu; // $0", "l", {data});
   sync();
   k.ifThen(isFirst, [&] {
     ptxOnMemory(k, "st.release.gpu.global.b32 [$0], $1;", "l,r",

@@ -75,12 +75,12 @@ void waitBarrier(KernelBuilder &k, Val barrier, Val parity);
 void fenceForProducts(KernelBuilder &k);
 
 /// Waits until another block has raised the flag, an i32 in global memory: what
-/// it wrote before is there then.
-void waitForFlag(KernelBuilder &k, Val flag);
+/// it wrote to `data` before is there then.
+void waitForFlag(KernelBuilder &k, Val flag, Val data);
 /// Raises it when all threads that come to `sync` have; `isFirst` is one of
 /// them.
-void raiseFlag(KernelBuilder &k, Val flag, llvm::function_ref<void()> sync,
-               Val isFirst);
+void raiseFlag(KernelBuilder &k, Val flag, Val data,
+               llvm::function_ref<void()> sync, Val isFirst);
 
 /// The thread's group of warps gives registers back, or waits for more.
 void setRegisters(KernelBuilder &k, int64_t count, bool isMore);

@@ -90,6 +90,11 @@ public:
   /// The name of its rates (see findMachine()).
   virtual const char *machine() const = 0;
   virtual scheduler::Device schedulerDevice(int threads) const = 0;
+  /// The kernels there are for a scan op of the ssm dialect.
+  virtual std::vector<scheduler::Variant>
+  variantsOf(mlir::Operation *scan, const scheduler::Problem &problem) const {
+    return scanVariants(device().kind, problem);
+  }
 
   /// Refuses options that mean nothing on the device, or more than it has.
   virtual Status check(const CompileOptions &options) const = 0;
@@ -123,8 +128,10 @@ void setPipelineOptions(Options &pipeline, const CompileOptions &options,
 /// What scanVariants() knows of each kind.
 std::vector<scheduler::Variant>
 scanVariantsOnCPU(const scheduler::Problem &problem);
+/// `isForTensorCores` is false for an op that is not, whatever its sizes.
 std::vector<scheduler::Variant>
-scanVariantsOnCUDA(const scheduler::Problem &problem);
+scanVariantsOnCUDA(const scheduler::Problem &problem,
+                   bool isForTensorCores = true);
 
 std::shared_ptr<Backend> createCPUBackend();
 Expected<std::shared_ptr<Backend>> createCUDABackend(int ordinal);

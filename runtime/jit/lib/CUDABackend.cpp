@@ -173,6 +173,14 @@ public:
             p.multiprocessors};
   }
 
+  std::vector<scheduler::Variant>
+  variantsOf(mlir::Operation *scan,
+             const scheduler::Problem &problem) const override {
+    return scanVariantsOnCUDA(
+        problem, problem.op != scheduler::OpKind::SSD ||
+                     (hasWarpGroups(gpu->chip()) && isForTensorCores(scan)));
+  }
+
   Status check(const CompileOptions &options) const override {
     if (options.vectorBits)
       return Status::invalidArgument("expected vectorBits to be 0 on " +
@@ -227,14 +235,16 @@ Expected<std::shared_ptr<Backend>> corey::createCUDABackend(int ordinal) {
 }
 
 std::vector<scheduler::Variant>
-corey::scanVariantsOnCUDA(const scheduler::Problem &problem) {
+corey::scanVariantsOnCUDA(const scheduler::Problem &problem,
+                          bool isForTensorCores) {
   // A multiple of this is no chunk, but the whole of any sequence.
   constexpr int64_t kNoChunk = int64_t(1) << 40;
   if (problem.op == scheduler::OpKind::SSD) {
     scheduler::Variant variant;
     variant.segmented = true;
-    bool is16Bit = problem.type == scheduler::ElementType::F16 ||
-                   problem.type == scheduler::ElementType::BF16;
+    bool is16Bit =
+        isForTensorCores && (problem.type == scheduler::ElementType::F16 ||
+                             problem.type == scheduler::ElementType::BF16);
     if (auto info =
             getSSDTensorVariant(is16Bit, problem.headDim, problem.states)) {
       variant.name = info->name.str();

@@ -647,7 +647,7 @@ static void describeScan(mlir::Operation *op, const Backend &backend,
                  : element.isBF16() ? scheduler::ElementType::BF16
                                     : scheduler::ElementType::F32;
   if (problem.channels > 0 && problem.groups > 0)
-    info.variants = scanVariants(backend.device().kind, problem);
+    info.variants = backend.variantsOf(op, problem);
 }
 
 /// Makes the sites of a module after the Bound phase, and has the input of a

@@ -66,6 +66,12 @@ std::vector<ScanVariantInfo> getScanVariants(int64_t channels, int64_t groups,
 std::optional<ScanVariantInfo>
 getSSDTensorVariant(bool is16Bit, int64_t channels, int64_t states);
 
+/// Whether the tensor cores of `chip` take products of groups of warps.
+bool hasWarpGroups(llvm::StringRef chip);
+/// Whether `op`, an ssm.ssd, alone or in its fused region, is for them: its
+/// activations have one type and lie in memory, in whole vectors.
+bool isForTensorCores(mlir::Operation *op);
+
 } // namespace corey
 
 #endif // COREY_CONVERSION_SSMTOGPU_SSMTOGPU_H
