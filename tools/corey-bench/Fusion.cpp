@@ -4,6 +4,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "JsonOption.h"
 #include "Workload.h"
 #include "corey/Dialect/SSM/IR/SSMOps.h"
 #include "corey/Dialect/SSM/Transforms/Passes.h"
@@ -304,11 +305,7 @@ int corey::runFusion(int argc, char **argv) {
                        cl::init(0), cl::cat(category));
   cl::opt<double> budget("budget-ms", cl::desc("Time to spend on each block"),
                          cl::init(5000), cl::cat(category));
-  cl::opt<std::string> json(
-      "json",
-      cl::desc("Write the results as JSON to a file, - for standard output in "
-               "place of the table"),
-      cl::value_desc("file"), cl::cat(category));
+  JsonOption json(category);
   cl::HideUnrelatedOptions(category);
   cl::ParseCommandLineOptions(
       argc, argv,

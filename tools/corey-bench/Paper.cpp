@@ -5,6 +5,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "Paper.h"
+#include "JsonOption.h"
 #include "corey/Scheduler/ChunkRule.h"
 #include "corey/ToolUtils.h"
 #include "llvm/ADT/STLExtras.h"
@@ -202,11 +203,7 @@ int corey::runPaper(int argc, char **argv) {
       "budget-ms",
       cl::desc("Time to spend on what a measured table compares; default 400"),
       cl::init(400), cl::cat(category));
-  cl::opt<std::string> jsonPath(
-      "json",
-      cl::desc("Write the results as JSON to a file, - for standard output in "
-               "place of the tables"),
-      cl::value_desc("file"), cl::cat(category));
+  JsonOption jsonPath(category);
   cl::HideUnrelatedOptions(category);
   cl::ParseCommandLineOptions(
       argc, argv,

@@ -14,6 +14,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "DeviceOps.h"
+#include "JsonOption.h"
 #include "Workload.h"
 #include "corey/Analysis/RegionCost.h"
 #include "llvm/ADT/StringExtras.h"
@@ -512,11 +513,7 @@ int corey::runSol(int argc, char **argv) {
       cl::desc("Time after which a case is timed no further, with at least "
                "five runs; default 1000"),
       cl::init(1000), cl::cat(category));
-  cl::opt<std::string> json(
-      "json",
-      cl::desc("Write the results as JSON to a file, - for standard output in "
-               "place of the table"),
-      cl::value_desc("file"), cl::cat(category));
+  JsonOption json(category);
   cl::HideUnrelatedOptions(category);
   cl::ParseCommandLineOptions(
       argc, argv,

@@ -4,6 +4,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "JsonOption.h"
 #include "Workload.h"
 #include "corey/Executable.h"
 #include "corey/Scheduler/ChunkRule.h"
@@ -832,11 +833,7 @@ int corey::runSchedule(int argc, char **argv) {
       cl::desc("Cost model; default: the shipped one of this device, "
                "or one fitted first"),
       cl::value_desc("file"), cl::cat(category));
-  cl::opt<std::string> json(
-      "json",
-      cl::desc("Write the results as JSON to a file, - for standard output in "
-               "place of the table"),
-      cl::value_desc("file"), cl::cat(category));
+  JsonOption json(category);
   parseOptions(category, argc, argv,
                "COREY: chunk policies over a mixed load, beside the best chunk "
                "of every call\n");

@@ -4,6 +4,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "JsonOption.h"
 #include "Workload.h"
 #include "corey/ToolUtils.h"
 #include "corey/Tools.h"
@@ -385,11 +386,7 @@ int corey::coreyBenchMain(int argc, char **argv) {
   cl::opt<double> budget("budget-ms",
                          cl::desc("Time to spend on each measurement"),
                          cl::init(1000), cl::cat(category));
-  cl::opt<std::string> json(
-      "json",
-      cl::desc("Write the results as JSON to a file, - for standard output in "
-               "place of the table"),
-      cl::value_desc("file"), cl::cat(category));
+  JsonOption json(category);
   cl::HideUnrelatedOptions(category);
   cl::ParseCommandLineOptions(
       argc, argv,
