@@ -487,12 +487,16 @@ TEST_F(GPU, SSDIsDeterministicAndAgreesWithTheCPU) {
     double bound = p.type == DType::F32    ? 7e-6
                    : p.type == DType::BF16 ? 6e-3
                                            : 1e-3;
+    // Tensor cores take the weighted x of a state in its own type.
+    double stateBound = p.type == DType::F32    ? 7e-6
+                        : p.type == DType::BF16 ? 3e-3
+                                                : 5e-4;
     for (int64_t chunk : {0, 1, 64, 100, 449, 5000}) {
       SCOPED_TRACE("chunk " + std::to_string(chunk));
       ASSERT_OK(program->setChunk("scan", chunk));
       Tensors first = run(*program, given);
       EXPECT_TRUE(isClose(first[0], want[0], bound));
-      EXPECT_TRUE(isClose(first[1], want[1], 7e-6));
+      EXPECT_TRUE(isClose(first[1], want[1], stateBound));
       for (int i = 0; i < 20; ++i)
         ASSERT_TRUE(sameBits(run(*program, given), first));
     }

@@ -78,7 +78,7 @@ static Expected<DeviceCopy> measureCopy(std::shared_ptr<cuda::Device> gpu,
 Expected<DeviceMeasurements>
 corey::measureOnDevice(Context &context, const Workload &workload,
                        const scheduler::Problem *scan,
-                       std::vector<int64_t> chunks,
+                       const std::optional<std::vector<int64_t>> &chunks,
                        const std::string &onlyVariant, double budgetMs) {
   Device device = context.getDevice();
   // Refused before anything is compiled.
@@ -94,7 +94,7 @@ corey::measureOnDevice(Context &context, const Workload &workload,
       return Status::notFound("--variant: expected one of " + known +
                               ", got '" + onlyVariant + "'");
     for (const scheduler::Variant &each : variants)
-      for (int64_t chunk : chunks)
+      for (int64_t chunk : chunks.value_or(std::vector<int64_t>()))
         if (each.segmented && chunk % each.granularity)
           return Status::invalidArgument("--chunk: expected a multiple of " +
                                          std::to_string(each.granularity) +
@@ -102,7 +102,8 @@ corey::measureOnDevice(Context &context, const Workload &workload,
                                          std::to_string(chunk));
   }
   CompileOptions compileOptions;
-  compileOptions.policy = "unsplit";
+  if (chunks)
+    compileOptions.policy = "unsplit";
   Expected<std::shared_ptr<Executable>> compiled =
       context.compile(workload.program, compileOptions, "<benchmark>");
   if (!compiled)
@@ -142,6 +143,11 @@ corey::measureOnDevice(Context &context, const Workload &workload,
         return status;
     if (Status status = executable.run("main", *inputs, *outputs); !status)
       return status;
+    if (scan && !chunks) {
+      ChunkInfo ran = executable.chunks().front();
+      result.variant = ran.variant;
+      result.chunk = ran.chunk;
+    }
     Expected<std::vector<Tensor>> got = moveTo(*outputs, Device::cpu());
     if (!got)
       return got.takeStatus();
@@ -178,14 +184,16 @@ corey::measureOnDevice(Context &context, const Workload &workload,
     return Status::ok();
   };
 
-  if (!scan) {
-    if (Status status = measure({}); !status)
+  if (!scan || !chunks) {
+    DeviceResult result;
+    result.variant = onlyVariant;
+    if (Status status = measure(result); !status)
       return status;
     return measurements;
   }
   for (const scheduler::Variant &variant : variants) {
-    std::vector<int64_t> own = chunks;
-    if (chunks.empty())
+    std::vector<int64_t> own = *chunks;
+    if (own.empty())
       for (const scheduler::Candidate &each : scheduler::defaultCandidates(
                *scan, {variant}, 16, context.schedulerDevice().units))
         own.push_back(each.chunk);

@@ -165,14 +165,16 @@ struct DeviceMeasurements {
   std::vector<DeviceResult> results;
   DeviceCopy copy;
 };
-/// Measures a program on a CUDA device. With `scan`, every kernel that there is
-/// for it, or `variant` if that is not empty, unsplit and, where it can be,
-/// with `chunks` (those that a tuner would try if there are none), bound at the
-/// site "scan". Errors: NotFound for another variant, InvalidArgument for
-/// chunks that it cannot have.
+/// Measures a program on a CUDA device. With `scan` and without `chunks`, what
+/// the default policy binds at the site "scan", of `variant` if that is not
+/// empty. With `chunks`, every kernel that there is for it, or `variant`,
+/// unsplit and, where it can be, with each of them (with those that a tuner
+/// would try if the list is empty). Errors: NotFound for another variant,
+/// InvalidArgument for chunks that it cannot have.
 Expected<DeviceMeasurements>
 measureOnDevice(Context &context, const Workload &workload,
-                const scheduler::Problem *scan, std::vector<int64_t> chunks,
+                const scheduler::Problem *scan,
+                const std::optional<std::vector<int64_t>> &chunks,
                 const std::string &variant, double budgetMs);
 
 /// A scan with its input observed for a policy, and without, in turn; unsplit,

@@ -127,7 +127,7 @@ struct Case {
 };
 
 Status benchmarkOnDevice(const Case &c, const std::string &target,
-                         const std::vector<int64_t> &chunks,
+                         const std::optional<std::vector<int64_t>> &chunks,
                          const std::string &variant, double budgetMs,
                          bool print, llvm::json::Array &results) {
   ContextOptions contextOptions;
@@ -356,8 +356,10 @@ int corey::coreyBenchMain(int argc, char **argv) {
                                  "May be given several times"),
                         cl::cat(category));
   cl::list<int> chunks("chunk",
-                       cl::desc("Chunk of a scan in tokens; 0 (default) is "
-                                "unsplit. May be given several times"),
+                       cl::desc("Chunk of a scan in tokens; 0 is unsplit. May "
+                                "be given several times. Default: unsplit on "
+                                "the CPU, what the default policy binds on a "
+                                "CUDA device"),
                        cl::cat(category));
   cl::opt<std::string> allChunks(
       "chunks",
@@ -449,10 +451,10 @@ int corey::coreyBenchMain(int argc, char **argv) {
   if (!(budget > 0))
     return refuse("--budget-ms: expected more than 0, got " +
                   std::to_string(budget));
-  // Unsplit only, where nothing else is asked for.
-  std::vector<int64_t> deviceChunks(chunks.begin(), chunks.end());
-  if (deviceChunks.empty() && allChunks.empty())
-    deviceChunks.push_back(0);
+  // What the default policy binds, where nothing else is asked for.
+  std::optional<std::vector<int64_t>> deviceChunks;
+  if (!chunks.empty() || !allChunks.empty())
+    deviceChunks.emplace(chunks.begin(), chunks.end());
   if (threads.empty())
     threads.push_back(0);
   if (chunks.empty())
