@@ -101,6 +101,7 @@ static void addPhase(OpPassManager &pm, const CPUPipelineOptions &options,
     pm.addPass(createCSEPass());
     return;
   case Phase::LLVM: {
+    pm.addPass(createOutlineEqualLoops());
     ExpandScalarMathOptions expand;
     expand.vectorBits = options.vectorBits;
     pm.addPass(createExpandScalarMath(expand));

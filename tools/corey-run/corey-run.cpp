@@ -5,6 +5,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "Golden.h"
+#include "RunModel.h"
 #include "corey/ToolUtils.h"
 #include "corey/Tools.h"
 #include "llvm/ADT/StringExtras.h"
@@ -31,6 +32,188 @@ splitAssignment(const std::string &option, const std::string &text) {
   return std::make_pair(text.substr(0, equals), text.substr(equals + 1));
 }
 
+static Expected<std::pair<std::string, int64_t>>
+parseChunk(const std::string &text) {
+  auto assignment = splitAssignment("chunk", text);
+  if (!assignment)
+    return assignment.takeStatus();
+  int64_t tokens;
+  if (llvm::StringRef(assignment->second).getAsInteger(10, tokens) ||
+      tokens < 1)
+    return Status::invalidArgument(
+        "--chunk: expected a number of tokens of at least 1 for site '" +
+        assignment->first + "', got '" + assignment->second + "'");
+  return std::make_pair(assignment->first, tokens);
+}
+
+namespace {
+/// The options for the folder of a model.
+struct ModelFlags {
+  cl::OptionCategory category{"corey-run options for the folder of a model"};
+  cl::list<std::string> prompts{
+      "prompt", cl::desc("Text to continue; several are one batch"),
+      cl::value_desc("text"), cl::cat(category)};
+  cl::list<std::string> promptFiles{
+      "prompt-file", cl::desc("File of a text to continue"),
+      cl::value_desc("file"), cl::cat(category)};
+  cl::list<std::string> ids{
+      "ids",
+      cl::desc("Prompt as numbers of tokens, separated by commas or spaces; "
+               "for models whose tokens are not bytes"),
+      cl::value_desc("n,n,..."), cl::cat(category)};
+  cl::opt<int> count{"generate",
+                     cl::desc("Tokens to generate (default 64)"),
+                     cl::init(64), cl::cat(category)};
+  cl::opt<int> batch{"batch", cl::desc("Run every prompt so often at a time"),
+                     cl::init(1), cl::cat(category)};
+  cl::opt<double> temperature{
+      "temperature",
+      cl::desc("Sample, with logits divided by this; 0 (default) takes the "
+               "most likely token"),
+      cl::init(0), cl::cat(category)};
+  cl::opt<int> topK{"top-k",
+                    cl::desc("Sample among so many; 0 (default) is all"),
+                    cl::init(0), cl::cat(category)};
+  cl::opt<double> topP{
+      "top-p",
+      cl::desc("Sample among the fewest whose probabilities add up to this"),
+      cl::init(1), cl::cat(category)};
+  cl::opt<unsigned long long> seed{"seed", cl::desc("Of the sampling"),
+                                   cl::init(0), cl::cat(category)};
+  cl::list<int> stop{
+      "stop-token",
+      cl::desc("Token that ends a text, in place of the checkpoint's; -1 for "
+               "none"),
+      cl::value_desc("n"), cl::cat(category)};
+  cl::opt<std::string> dtype{
+      "dtype",
+      cl::desc("Type of activations: f32, f16 or bf16; default f32 on the CPU, "
+               "that of the weights on a GPU"),
+      cl::cat(category)};
+  cl::opt<std::string> stateType{
+      "state-dtype", cl::desc("Type of the scans' states (default f32)"),
+      cl::init("f32"), cl::cat(category)};
+  cl::opt<int> segment{
+      "segment",
+      cl::desc("Tokens of a prompt that are prefilled at a time (default "
+               "8192)"),
+      cl::init(8192), cl::cat(category)};
+  cl::list<std::string> eval{
+      "eval",
+      cl::desc("Files whose perplexity is wanted; each token is judged from "
+               "all before it, or see --window"),
+      cl::value_desc("file ..."), cl::cat(category)};
+  cl::list<std::string> more{cl::Positional, cl::desc("[more files to judge]"),
+                             cl::cat(category)};
+  cl::opt<int> window{
+      "window",
+      cl::desc("Judge each token from a sliding window of so many"),
+      cl::init(0), cl::cat(category)};
+  cl::opt<int> stride{
+      "stride", cl::desc("Tokens between windows (default half a window)"),
+      cl::init(0), cl::cat(category)};
+  cl::opt<std::string> golden{
+      "golden-model",
+      cl::desc("Compare with reference logits, greedy tokens and likelihoods"),
+      cl::value_desc("file"), cl::cat(category)};
+  cl::opt<std::string> loadStates{
+      "load-states", cl::desc("Continue what --save-states left"),
+      cl::value_desc("file"), cl::cat(category)};
+  cl::opt<std::string> saveStates{
+      "save-states", cl::desc("Write the states behind what was generated"),
+      cl::value_desc("file"), cl::cat(category)};
+  cl::opt<std::string> stats{
+      "stats", cl::desc("Write times and the chunks of every site as JSON"),
+      cl::value_desc("file"), cl::cat(category)};
+
+  /// The first of them that was given, or null.
+  const cl::Option *firstGiven() const {
+    for (const cl::Option *each : std::initializer_list<const cl::Option *>{
+             &prompts, &promptFiles, &ids, &count, &batch, &temperature, &topK,
+             &topP, &seed, &stop, &dtype, &stateType, &segment, &eval, &window,
+             &stride, &golden, &loadStates, &saveStates, &stats})
+      if (each->getNumOccurrences())
+        return each;
+    return nullptr;
+  }
+
+  Expected<ModelRun> parse() const {
+    ModelRun run;
+    if (!ids.empty() && !(prompts.empty() && promptFiles.empty()))
+      return Status::invalidArgument(
+          "expected --ids or texts, got both");
+    run.promptsAreIds = !ids.empty();
+    run.prompts.assign(prompts.begin(), prompts.end());
+    for (const std::string &path : promptFiles) {
+      auto buffer = llvm::MemoryBuffer::getFile(path);
+      if (!buffer)
+        return Status::ioError("--prompt-file: " + path + ": " +
+                               buffer.getError().message());
+      run.prompts.push_back((*buffer)->getBuffer().str());
+    }
+    run.prompts.insert(run.prompts.end(), ids.begin(), ids.end());
+    for (const std::string &prompt : run.prompts)
+      if (prompt.empty())
+        return Status::invalidArgument(
+            "--prompt: expected a text, got an empty one");
+    run.evalFiles.assign(eval.begin(), eval.end());
+    if (!eval.empty())
+      run.evalFiles.insert(run.evalFiles.end(), more.begin(), more.end());
+    else if (!more.empty())
+      return Status::invalidArgument(
+          "expected one program or folder, got '" + more.front() + "' too");
+    if (run.prompts.empty() && run.evalFiles.empty() && golden.empty())
+      return Status::invalidArgument(
+          "expected --prompt, --prompt-file, --ids, --eval or --golden-model "
+          "for the folder of a model, got none");
+    for (auto [name, value, least] :
+         {std::tuple<const char *, int64_t, int64_t>{"generate", count, 0},
+          {"batch", batch, 1},
+          {"segment", segment, 1},
+          {"top-k", topK, 0},
+          {"window", window, 0},
+          {"stride", stride, 0}})
+      if (value < least)
+        return Status::invalidArgument(
+            "--" + std::string(name) + ": expected at least " +
+            std::to_string(least) + ", got " + std::to_string(value));
+    run.batch = batch;
+    run.generate.maxTokens = count;
+    run.generate.sampling = {temperature, topK, topP, seed};
+    if (!stop.empty()) {
+      run.generate.stopTokens.emplace();
+      for (int token : stop)
+        if (token >= 0)
+          run.generate.stopTokens->push_back(token);
+    }
+    for (auto [name, text, to] :
+         {std::tuple<const char *, std::string, bool>{"dtype", dtype, true},
+          {"state-dtype", stateType, false}}) {
+      if (text.empty())
+        continue;
+      Expected<DType> type = dtypeFromName(text);
+      if (!type || (*type != DType::F32 && *type != DType::F16 &&
+                    *type != DType::BF16))
+        return Status::invalidArgument(
+            "--" + std::string(name) + ": expected f32, f16 or bf16, got '" +
+            text + "'");
+      if (to)
+        run.model.computeType = *type;
+      else
+        run.model.stateType = *type;
+    }
+    run.model.segment = segment;
+    run.window = window;
+    run.stride = stride.getNumOccurrences() ? stride : window / 2;
+    run.golden = golden;
+    run.loadStates = loadStates;
+    run.saveStates = saveStates;
+    run.stats = stats;
+    return run;
+  }
+};
+} // namespace
+
 /// `tensor` with axes of size 1 put in front until it has the rank of `info`.
 static Expected<Tensor> withLeadingAxes(Tensor tensor,
                                         const ArgumentInfo &info) {
@@ -45,7 +228,8 @@ static Expected<Tensor> withLeadingAxes(Tensor tensor,
 
 int corey::coreyRunMain(int argc, char **argv) {
   cl::OptionCategory category("corey-run options");
-  cl::opt<std::string> file(cl::Positional, cl::desc("<program.mlir>"),
+  cl::opt<std::string> file(cl::Positional,
+                            cl::desc("<program.mlir or folder of a checkpoint>"),
                             cl::cat(category));
   cl::opt<std::string> target("target",
                               cl::desc("Device to run on: cpu (default), cuda "
@@ -129,9 +313,11 @@ int corey::coreyRunMain(int argc, char **argv) {
                "relative L2 error, unless --rtol is given: 2e-6 for an op on "
                "the CPU, 5e-6 on a GPU, 1e-5 for a program"),
       cl::value_desc("folder"), cl::cat(category));
-  cl::HideUnrelatedOptions(category);
-  cl::ParseCommandLineOptions(
-      argc, argv, "COREY: compile and run a state-space model program\n");
+  ModelFlags flags;
+  cl::HideUnrelatedOptions({&category, &flags.category});
+  cl::ParseCommandLineOptions(argc, argv,
+                              "COREY: compile and run a state-space model "
+                              "program, or the language model of a folder\n");
 
   auto start = std::chrono::steady_clock::now();
   for (auto [name, bound] :
@@ -160,6 +346,36 @@ int corey::coreyRunMain(int argc, char **argv) {
     return reportError(
         kTool, Status::invalidArgument(
                    "expected a program or --golden, got neither; see --help"));
+  if (llvm::sys::fs::is_directory(file)) {
+    for (const cl::Option *each : std::initializer_list<const cl::Option *>{
+             &function, &weights, &prefix, &inputs, &checks, &save, &rtol,
+             &atol, &variant, &timeRuns, &profile, &emit})
+      if (each->getNumOccurrences())
+        return reportError(kTool,
+                           Status::invalidArgument(
+                               "--" + each->ArgStr.str() +
+                               ": expected a program, got the folder of a "
+                               "model, " +
+                               file));
+    Expected<ModelRun> run = flags.parse();
+    if (!run)
+      return reportError(kTool, run.status());
+    run->folder = file;
+    run->model.compile = options;
+    run->explain = explain;
+    for (const std::string &text : chunk) {
+      Expected<std::pair<std::string, int64_t>> parsed = parseChunk(text);
+      if (!parsed)
+        return reportError(kTool, parsed.status());
+      run->chunks.push_back(*parsed);
+    }
+    return runModel(*context, *run);
+  }
+  if (const cl::Option *given = flags.firstGiven())
+    return reportError(kTool, Status::invalidArgument(
+                                  "--" + given->ArgStr.str() +
+                                  ": expected the folder of a model, got " +
+                                  file));
   if (!emit.empty()) {
     auto buffer = llvm::MemoryBuffer::getFile(file);
     if (!buffer)
@@ -208,18 +424,11 @@ int corey::coreyRunMain(int argc, char **argv) {
                                   " weights of " + file + ", got none"));
   }
   for (const std::string &text : chunk) {
-    auto assignment = splitAssignment("chunk", text);
-    if (!assignment)
-      return reportError(kTool, assignment.status());
-    int64_t tokens;
-    if (llvm::StringRef(assignment->second).getAsInteger(10, tokens) ||
-        tokens < 1)
-      return reportError(
-          kTool,
-          Status::invalidArgument(
-              "--chunk: expected a number of tokens of at least 1 for site '" +
-              assignment->first + "', got '" + assignment->second + "'"));
-    if (Status status = executable.setChunk(assignment->first, tokens); !status)
+    Expected<std::pair<std::string, int64_t>> parsed = parseChunk(text);
+    if (!parsed)
+      return reportError(kTool, parsed.status());
+    if (Status status = executable.setChunk(parsed->first, parsed->second);
+        !status)
       return reportError(kTool, status);
   }
   for (const std::string &text : variant) {

@@ -49,6 +49,25 @@ def SerializeInnerLoops : Pass<"corey-serialize-inner-loops", "::mlir::func::Fun
   let dependentDialects = ["::mlir::scf::SCFDialect"];
 }
 
+def OutlineEqualLoops : Pass<"corey-outline-equal-loops", "::mlir::ModuleOp"> {
+  let summary = "Make one function of loop nests that are equal";
+  let description = [{
+    The layers of a model differ in their weights alone. Loop nests of function
+    bodies that are equal but for the values they use become calls of one private
+    function with those values as arguments, so that machine code is made once.
+    Nests that occur once, or hold next to nothing, stay where they are.
+  }];
+  let options = [
+    Option<"minOps", "min-ops", "int64_t", /*default=*/"16",
+      "Leave nests with fewer ops in place.">
+  ];
+  let statistics = [
+    Statistic<"numOutlined", "num-outlined", "Number of loop nests that became calls">,
+    Statistic<"numFunctions", "num-functions", "Number of functions made of them">
+  ];
+  let dependentDialects = ["::mlir::func::FuncDialect"];
+}
+
 def GuardParallelRegions : Pass<"corey-guard-parallel-regions", "::mlir::ModuleOp"> {
   let summary = "Run parallel regions of one iteration without starting threads";
   let description = [{

@@ -1202,28 +1202,52 @@ static Status bindTensor(const Backend &backend, Weight &weight,
   return Status::ok();
 }
 
+/// Binds every weight to what `find` returns for its key, behind `prefix`; the
+/// tensors come from `where`.
+static Status
+bindAll(const Backend &backend, std::vector<Weight> &weights,
+        const std::string &prefix, const std::string &where,
+        const std::function<Expected<Tensor>(const std::string &key,
+                                             const Weight &weight)> &find) {
+  for (Weight &weight : weights) {
+    if (weight.prepared)
+      continue;
+    std::string key = prefix + weight.key;
+    Expected<Tensor> tensor = find(key, weight);
+    if (!tensor)
+      return tensor.takeStatus();
+    if (Status status = bindTensor(backend, weight, *tensor, where + key);
+        !status)
+      return status;
+  }
+  return Status::ok();
+}
+
 Status Executable::bindWeights(const SafeTensors &file,
                                const std::string *prefix) {
   // Also where only some of them are bound before an error.
   impl->ready = !impl->prepare;
   ++impl->changes;
-  for (Weight &weight : impl->weights) {
-    if (weight.prepared)
-      continue;
-    std::string key = (prefix ? *prefix : impl->prefix) + weight.key;
-    if (!file.contains(key))
-      return Status::notFound(file.path() + ": expected tensor '" + key +
-                              "' for weight '" + weight.info.name +
-                              "', got a file without it");
-    Expected<Tensor> tensor = file.get(key);
-    if (!tensor)
-      return tensor.takeStatus();
-    if (Status status = bindTensor(*impl->backend, weight, *tensor,
-                                   file.path() + ":" + key);
-        !status)
-      return status;
-  }
-  return Status::ok();
+  return bindAll(*impl->backend, impl->weights, prefix ? *prefix : impl->prefix,
+                 file.path() + ":",
+                 [&](const std::string &key,
+                     const Weight &weight) -> Expected<Tensor> {
+                   if (!file.contains(key))
+                     return Status::notFound(
+                         file.path() + ": expected tensor '" + key +
+                         "' for weight '" + weight.info.name +
+                         "', got a file without it");
+                   return file.get(key);
+                 });
+}
+
+Status Executable::bindWeights(
+    const std::function<Expected<Tensor>(const std::string &)> &find) {
+  impl->ready = !impl->prepare;
+  ++impl->changes;
+  return bindAll(
+      *impl->backend, impl->weights, impl->prefix, "",
+      [&](const std::string &key, const Weight &) { return find(key); });
 }
 
 Status Executable::bindWeight(std::string_view symbol, const Tensor &tensor) {

@@ -13,6 +13,7 @@
 #include "corey/Status.h"
 #include "corey/Tensor.h"
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -245,6 +246,10 @@ public:
   /// dtype and, up to axes of size 1, the declared shape.
   Status bindWeights(const SafeTensors &file,
                      const std::string *prefix = nullptr);
+  /// Binds every weight to what `find` returns for its key, the module's
+  /// `ssm.weight_prefix` included.
+  Status bindWeights(
+      const std::function<Expected<Tensor>(const std::string &key)> &find);
   /// A tensor on the host is copied to the device of a program there; one on
   /// the device is used where it lies, if it is contiguous and aligned.
   Status bindWeight(std::string_view symbol, const Tensor &tensor);

@@ -1,0 +1,1181 @@
+//===- Model.cpp - Language models: loading, states, generation -----------===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+
+#include "corey/Model.h"
+#include "corey/Device/CUDA.h"
+#include "corey/Import/BuildModel.h"
+#include "corey/InitAll.h"
+#include "mlir/IR/MLIRContext.h"
+#include "llvm/Support/FileSystem.h"
+#include "llvm/Support/JSON.h"
+#include "llvm/Support/MemoryBuffer.h"
+#include "llvm/Support/Path.h"
+#include "llvm/Support/raw_ostream.h"
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <set>
+
+using namespace corey;
+
+//===----------------------------------------------------------------------===//
+// States
+//===----------------------------------------------------------------------===//
+
+struct StateCache::Impl {
+  Device device;
+  /// Of each layer, in the order of the program's arguments: [slots, ...].
+  std::vector<Tensor> pools;
+  std::vector<std::string> names;
+  std::vector<int64_t> tokens;
+};
+
+int64_t StateCache::size() const {
+  return impl ? static_cast<int64_t>(impl->tokens.size()) : 0;
+}
+int64_t StateCache::tokens(int64_t slot) const {
+  return impl->tokens[static_cast<size_t>(slot)];
+}
+int64_t StateCache::bytesPerSequence() const {
+  int64_t bytes = 0;
+  if (impl)
+    for (const Tensor &pool : impl->pools)
+      bytes += pool.numBytes() / pool.dim(0);
+  return bytes;
+}
+
+static Status noStates() {
+  return Status::invalidArgument(
+      "expected states that Model::makeStates() or loadStates() made, got an "
+      "empty handle");
+}
+
+static Status checkSlot(int64_t slot, int64_t size) {
+  if (slot >= 0 && slot < size)
+    return Status::ok();
+  return Status::invalidArgument("expected a slot from 0 to " +
+                                 std::to_string(size - 1) + ", got " +
+                                 std::to_string(slot));
+}
+
+Expected<StateCache>
+StateCache::select(const std::vector<int64_t> &slots) const {
+  if (!impl)
+    return noStates();
+  if (slots.empty())
+    return Status::invalidArgument("expected at least 1 slot, got none");
+  for (int64_t slot : slots)
+    if (Status status = checkSlot(slot, size()); !status)
+      return status;
+  auto made = std::make_shared<Impl>();
+  made->device = impl->device;
+  made->names = impl->names;
+  for (int64_t slot : slots)
+    made->tokens.push_back(tokens(slot));
+  for (const Tensor &pool : impl->pools) {
+    std::vector<int64_t> shape = pool.shape();
+    shape[0] = static_cast<int64_t>(slots.size());
+    Expected<Tensor> copy = Tensor::empty(pool.dtype(), shape, impl->device);
+    if (!copy)
+      return copy.takeStatus();
+    // Neighbours are copied together.
+    for (size_t i = 0; i < slots.size();) {
+      size_t end = i + 1;
+      while (end < slots.size() && slots[end] == slots[end - 1] + 1)
+        ++end;
+      int64_t count = static_cast<int64_t>(end - i),
+              at = static_cast<int64_t>(i);
+      if (Status status = copy->slice(0, at, at + count)
+                              ->copyFrom(*pool.slice(0, slots[i],
+                                                     slots[i] + count));
+          !status)
+        return status;
+      i = end;
+    }
+    made->pools.push_back(std::move(*copy));
+  }
+  StateCache states;
+  states.impl = std::move(made);
+  return states;
+}
+
+Expected<StateCache> StateCache::clone() const {
+  std::vector<int64_t> all(static_cast<size_t>(size()));
+  std::iota(all.begin(), all.end(), 0);
+  return select(all);
+}
+
+/// Whether two pools differ in the number of slots only.
+static bool haveSameSlots(const Tensor &a, const Tensor &b) {
+  return a.dtype() == b.dtype() && a.rank() == b.rank() &&
+         std::equal(a.shape().begin() + 1, a.shape().end(),
+                    b.shape().begin() + 1);
+}
+
+Status StateCache::assign(int64_t to, const StateCache &source, int64_t from) {
+  if (!impl || !source.impl)
+    return noStates();
+  if (Status status = checkSlot(to, size()); !status)
+    return status;
+  if (Status status = checkSlot(from, source.size()); !status)
+    return status;
+  bool same = impl->pools.size() == source.impl->pools.size();
+  for (size_t i = 0; same && i < impl->pools.size(); ++i)
+    same = haveSameSlots(impl->pools[i], source.impl->pools[i]);
+  if (!same)
+    return Status::invalidArgument(
+        "expected states of the same model, got others");
+  for (size_t i = 0; i < impl->pools.size(); ++i)
+    if (Status status =
+            impl->pools[i]
+                .slice(0, to, to + 1)
+                ->copyFrom(*source.impl->pools[i].slice(0, from, from + 1));
+        !status)
+      return status;
+  impl->tokens[static_cast<size_t>(to)] = source.tokens(from);
+  return Status::ok();
+}
+
+/// Fills contiguous tensors with zeros.
+static Status fillZeros(const std::vector<Tensor> &tensors, Device device) {
+  if (device.kind == Device::CPU) {
+    for (const Tensor &tensor : tensors)
+      std::memset(tensor.data(), 0, static_cast<size_t>(tensor.numBytes()));
+    return Status::ok();
+  }
+  Expected<std::shared_ptr<cuda::Device>> gpu = cuda::Device::get(device.index);
+  if (!gpu)
+    return gpu.takeStatus();
+  for (const Tensor &tensor : tensors)
+    if (Status status =
+            (*gpu)->memset(tensor.data(), 0,
+                           static_cast<size_t>(tensor.numBytes()), nullptr);
+        !status)
+      return status;
+  return (*gpu)->synchronize();
+}
+
+Status StateCache::clear(int64_t slot) {
+  if (!impl)
+    return noStates();
+  if (Status status = checkSlot(slot, size()); !status)
+    return status;
+  std::vector<Tensor> slices;
+  for (const Tensor &pool : impl->pools)
+    slices.push_back(*pool.slice(0, slot, slot + 1));
+  impl->tokens[static_cast<size_t>(slot)] = 0;
+  return fillZeros(slices, impl->device);
+}
+
+Status StateCache::clear() {
+  if (!impl)
+    return noStates();
+  std::fill(impl->tokens.begin(), impl->tokens.end(), 0);
+  return fillZeros(impl->pools, impl->device);
+}
+
+static constexpr const char *kTokensKey = "tokens";
+
+Status StateCache::save(const std::string &path) const {
+  if (!impl)
+    return noStates();
+  std::vector<std::pair<std::string, Tensor>> named;
+  Expected<Tensor> counts = Tensor::empty(DType::I64, {size()});
+  if (!counts)
+    return counts.takeStatus();
+  std::copy(impl->tokens.begin(), impl->tokens.end(),
+            counts->dataAs<int64_t>());
+  named.push_back({kTokensKey, *counts});
+  for (size_t i = 0; i < impl->pools.size(); ++i) {
+    Expected<Tensor> host = impl->pools[i].to(Device::cpu());
+    if (!host)
+      return host.takeStatus();
+    named.push_back({impl->names[i], *host});
+  }
+  return writeSafeTensors(path, named);
+}
+
+//===----------------------------------------------------------------------===//
+// Sampling
+//===----------------------------------------------------------------------===//
+
+/// A number in [0, 1) that depends on nothing but its arguments.
+static double uniform(uint64_t seed, int64_t sequence, int64_t step) {
+  uint64_t state = seed;
+  for (int64_t each : {sequence, step}) {
+    // SplitMix64 (Steele, Lea and Flood, 2014).
+    state += 0x9e3779b97f4a7c15u * (static_cast<uint64_t>(each) + 1);
+    state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9u;
+    state = (state ^ (state >> 27)) * 0x94d049bb133111ebu;
+    state ^= state >> 31;
+  }
+  return static_cast<double>(state >> 11) * 0x1p-53;
+}
+
+int32_t corey::sampleToken(const float *logits, int64_t size,
+                           const SamplingOptions &options, int64_t sequence,
+                           int64_t step) {
+  // As ssm.argmax: NaN is larger than any number, the first of equals wins.
+  int64_t best = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    if (std::isnan(logits[i])) {
+      best = i;
+      break;
+    }
+    if (logits[i] > logits[best])
+      best = i;
+  }
+  if (options.temperature == 0 || std::isnan(logits[best]) ||
+      std::isinf(logits[best]))
+    return static_cast<int32_t>(best);
+
+  bool limited = (options.topK > 0 && options.topK < size) || options.topP < 1;
+  std::vector<int64_t> order(static_cast<size_t>(size));
+  std::iota(order.begin(), order.end(), 0);
+  auto first = [&](int64_t a, int64_t b) {
+    return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
+  };
+  if (options.topK > 0 && options.topK < size) {
+    std::partial_sort(order.begin(), order.begin() + options.topK, order.end(),
+                      first);
+    order.resize(static_cast<size_t>(options.topK));
+  } else if (limited) {
+    std::sort(order.begin(), order.end(), first);
+  }
+  std::vector<double> weights;
+  double total = 0;
+  for (int64_t i : order) {
+    weights.push_back(std::exp(
+        (static_cast<double>(logits[i]) - static_cast<double>(logits[best])) /
+        options.temperature));
+    total += weights.back();
+  }
+  if (options.topP < 1) {
+    double kept = 0;
+    size_t count = 0;
+    // The one that reaches the bound is still in, so that there is one.
+    while (count < weights.size() && (count == 0 || kept < options.topP * total))
+      kept += weights[count++];
+    weights.resize(count);
+    total = kept;
+  }
+  double target = uniform(options.seed, sequence, step) * total, sum = 0;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    sum += weights[i];
+    if (target < sum)
+      return static_cast<int32_t>(order[i]);
+  }
+  return static_cast<int32_t>(order[weights.size() - 1]);
+}
+
+static Status checkSampling(const SamplingOptions &options) {
+  if (!(options.temperature >= 0) || std::isinf(options.temperature))
+    return Status::invalidArgument(
+        "temperature: expected a number of at least 0, got " +
+        std::to_string(options.temperature));
+  if (options.topK < 0)
+    return Status::invalidArgument(
+        "top_k: expected at least 1, or 0 for all tokens, got " +
+        std::to_string(options.topK));
+  if (!(options.topP > 0 && options.topP <= 1))
+    return Status::invalidArgument(
+        "top_p: expected a number above 0 and up to 1, got " +
+        std::to_string(options.topP));
+  return Status::ok();
+}
+
+//===----------------------------------------------------------------------===//
+// Loading
+//===----------------------------------------------------------------------===//
+
+struct Model::Impl {
+  std::shared_ptr<Context> context;
+  std::shared_ptr<Executable> executable;
+  ModelInfo info;
+  ModelOptions options;
+  Device device;
+  /// The pools among the arguments of @decode.
+  std::vector<ArgumentInfo> pools;
+
+  /// What decoding a batch keeps from call to call: buffers, and on a CUDA
+  /// device a step as a graph, which reads from one buffer of tokens and writes
+  /// to the other, and the same the other way round.
+  struct Decoder {
+    std::shared_ptr<StateCache::Impl> states;
+    Tensor ids[2], slots, logits;
+    std::shared_ptr<CapturedRun> runs[2];
+    cuda::Stream stream;
+    cuda::PinnedBuffer tokens;
+  };
+  std::unique_ptr<Decoder> decoder;
+  /// For generate() without states.
+  StateCache ownStates;
+
+  Expected<Tensor> toDevice(const std::vector<int32_t> &values,
+                            std::vector<int64_t> shape) const;
+  Status checkTokens(const std::vector<int32_t> &tokens) const;
+  Expected<std::vector<int32_t>>
+  checkSlots(const StateCache &states, const std::vector<int64_t> &slots,
+             size_t sequences) const;
+  /// Runs one of the functions with the states in `pools`.
+  Status run(const char *function, std::vector<Tensor> inputs,
+             std::vector<Tensor> results, const std::vector<Tensor> &pools,
+             void *stream = nullptr) const;
+  /// Reads tokens of one sequence, in slot 0 of `states`, in one piece. The
+  /// logits of the last `count` of them.
+  Expected<Tensor> read(const int32_t *tokens, int64_t length, int64_t count,
+                        StateCache &states) const;
+  Expected<Decoder *> getDecoder(const StateCache &states, int64_t sequences);
+  Status decodeGreedily(Decoder &decoder, int64_t steps, bool exact,
+                        const std::function<bool(const int32_t *)> &take);
+
+  static Expected<std::shared_ptr<Model>>
+  create(std::shared_ptr<Context> context,
+         const import::ModelConfig &config, const import::TensorIndex &index,
+         const ModelOptions &options, const std::string &name,
+         const std::function<Expected<Tensor>(const std::string &)> &find);
+};
+
+Model::Model() : impl(std::make_unique<Impl>()) {}
+Model::~Model() = default;
+const ModelInfo &Model::info() const { return impl->info; }
+Context &Model::context() const { return *impl->context; }
+Executable &Model::executable() const { return *impl->executable; }
+
+static Expected<std::string> readText(const std::string &path) {
+  auto buffer = llvm::MemoryBuffer::getFile(path, /*IsText=*/true);
+  if (!buffer) {
+    std::string message = path + ": " + buffer.getError().message();
+    return buffer.getError() == std::errc::no_such_file_or_directory
+               ? Status::notFound(message)
+               : Status::ioError(message);
+  }
+  return (*buffer)->getBuffer().str();
+}
+
+static std::string join(const std::string &folder, llvm::StringRef file) {
+  llvm::SmallString<128> path(folder);
+  llvm::sys::path::append(path, file);
+  return path.str().str();
+}
+
+/// The files of a checkpoint: one, or those that an index names.
+static Expected<std::vector<SafeTensors>>
+openTensors(const std::string &folder) {
+  std::vector<std::string> paths;
+  std::string indexPath = join(folder, "model.safetensors.index.json"),
+              single = join(folder, "model.safetensors");
+  if (!llvm::sys::fs::exists(single) && llvm::sys::fs::exists(indexPath)) {
+    Expected<std::string> text = readText(indexPath);
+    if (!text)
+      return text.takeStatus();
+    llvm::Expected<llvm::json::Value> json = llvm::json::parse(*text);
+    if (!json)
+      return Status::invalidArgument(indexPath + ": expected JSON, got " +
+                                     llvm::toString(json.takeError()));
+    const llvm::json::Object *object = json->getAsObject();
+    const llvm::json::Object *map =
+        object ? object->getObject("weight_map") : nullptr;
+    if (!map || map->empty())
+      return Status::invalidArgument(
+          indexPath + ": weight_map: expected an object of tensors and their "
+                      "files, got none");
+    std::set<std::string> files;
+    for (const auto &[key, value] : *map) {
+      std::optional<llvm::StringRef> file = value.getAsString();
+      // A name, so that nothing outside the folder is read.
+      if (!file || file->empty() || llvm::sys::path::filename(*file) != *file)
+        return Status::invalidArgument(
+            indexPath + ": weight_map: expected the name of a file of the "
+                        "folder for '" +
+            key.str().str() + "', got another value");
+      files.insert(file->str());
+    }
+    for (const std::string &file : files)
+      paths.push_back(join(folder, file));
+  } else {
+    paths.push_back(single);
+  }
+  std::vector<SafeTensors> files;
+  for (const std::string &path : paths) {
+    Expected<SafeTensors> file = SafeTensors::open(path);
+    if (!file)
+      return file.takeStatus();
+    files.push_back(std::move(*file));
+  }
+  return files;
+}
+
+Expected<std::shared_ptr<Model>> Model::Impl::create(
+    std::shared_ptr<Context> context, const import::ModelConfig &config,
+    const import::TensorIndex &index, const ModelOptions &options,
+    const std::string &name,
+    const std::function<Expected<Tensor>(const std::string &)> &find) {
+  if (options.segment < 1)
+    return Status::invalidArgument(
+        "segment: expected at least 1 token, got " +
+        std::to_string(options.segment));
+  std::shared_ptr<Model> model(new Model);
+  Impl &impl = *model->impl;
+  impl.context = context;
+  impl.device = context->getDevice();
+  impl.options = options;
+
+  import::ImportOptions how;
+  how.stateType = options.stateType;
+  if (options.computeType) {
+    how.computeType = *options.computeType;
+  } else if (impl.device.kind == Device::CUDA) {
+    // The largest tensor is a table or a projection.
+    int64_t most = -1;
+    for (const auto &each : index) {
+      int64_t size = *countElements(each.second.shape);
+      if (each.second.shape.size() == 2 && size > most) {
+        most = size;
+        how.computeType = each.second.dtype;
+      }
+    }
+  }
+  std::string text;
+  {
+    mlir::DialectRegistry registry;
+    registerAllDialects(registry);
+    mlir::MLIRContext mlir(registry, mlir::MLIRContext::Threading::DISABLED);
+    Expected<mlir::OwningOpRef<mlir::ModuleOp>> module =
+        import::buildModel(config, index, &mlir, how);
+    if (!module)
+      return module.takeStatus();
+    llvm::raw_string_ostream os(text);
+    (**module)->print(os);
+  }
+  Expected<std::shared_ptr<Executable>> compiled =
+      context->compile(text, options.compile, name);
+  if (!compiled)
+    return compiled.takeStatus();
+  impl.executable = *compiled;
+  if (Status status = impl.executable->bindWeights(find); !status)
+    return status;
+
+  const FunctionInfo *decode = impl.executable->findFunction("decode");
+  impl.pools.assign(decode->inputs.begin() + 2, decode->inputs.end());
+  impl.info.type = import::modelTypeName(config.type).str();
+  impl.info.numLayers = config.numLayers;
+  impl.info.hiddenSize = config.hiddenSize;
+  impl.info.vocabSize = config.vocabSize;
+  impl.info.computeType = how.computeType;
+  for (int64_t token : config.eosTokenIds)
+    impl.info.eosTokens.push_back(static_cast<int32_t>(token));
+  for (const auto &each : index) {
+    int64_t size = *countElements(each.second.shape);
+    impl.info.parameters += size;
+    impl.info.weightBytes +=
+        size * static_cast<int64_t>(dtypeSize(each.second.dtype));
+  }
+  return model;
+}
+
+Expected<std::shared_ptr<Model>> Model::load(std::shared_ptr<Context> context,
+                                             const std::string &folder,
+                                             const ModelOptions &options) {
+  std::string configPath = join(folder, "config.json");
+  Expected<std::string> text = readText(configPath);
+  if (!text)
+    return text.takeStatus();
+  Expected<import::ModelConfig> config =
+      import::parseModelConfig(*text, configPath);
+  if (!config)
+    return config.takeStatus();
+  Expected<std::vector<SafeTensors>> files = openTensors(folder);
+  if (!files)
+    return files.takeStatus();
+  import::TensorIndex index;
+  std::map<std::string, const SafeTensors *> fileOf;
+  for (const SafeTensors &file : *files)
+    for (const std::string &name : file.names()) {
+      Expected<Tensor> tensor = file.get(name);
+      if (!tensor)
+        return tensor.takeStatus();
+      if (!fileOf.insert({name, &file}).second)
+        return Status::invalidArgument(file.path() + ": expected tensor '" +
+                                       name + "' in one file, got it in " +
+                                       fileOf[name]->path() + " too");
+      index[name] = {tensor->dtype(), tensor->shape()};
+    }
+  return Impl::create(std::move(context), *config, index, options, folder,
+                      [&](const std::string &key) -> Expected<Tensor> {
+                        auto it = fileOf.find(key);
+                        if (it == fileOf.end())
+                          return Status::notFound(folder +
+                                                  ": expected tensor '" + key +
+                                                  "', got none");
+                        return it->second->get(key);
+                      });
+}
+
+//===----------------------------------------------------------------------===//
+// Running
+//===----------------------------------------------------------------------===//
+
+Expected<StateCache> Model::makeStates(int64_t sequences) const {
+  if (sequences < 1)
+    return Status::invalidArgument("expected at least 1 sequence, got " +
+                                   std::to_string(sequences));
+  auto made = std::make_shared<StateCache::Impl>();
+  made->device = impl->device;
+  made->tokens.assign(static_cast<size_t>(sequences), 0);
+  for (const ArgumentInfo &info : impl->pools) {
+    std::vector<int64_t> shape = info.shape;
+    shape[0] = sequences;
+    Expected<Tensor> pool = Tensor::empty(info.dtype, shape, impl->device);
+    if (!pool)
+      return pool.takeStatus();
+    made->pools.push_back(std::move(*pool));
+    made->names.push_back(info.name);
+  }
+  StateCache states;
+  states.impl = std::move(made);
+  if (Status status = states.clear(); !status)
+    return status;
+  return states;
+}
+
+Expected<StateCache> Model::loadStates(const std::string &path) const {
+  Expected<SafeTensors> file = SafeTensors::open(path);
+  if (!file)
+    return file.takeStatus();
+  Expected<Tensor> counts = file->get(kTokensKey);
+  if (!counts || counts->dtype() != DType::I64 || counts->rank() != 1 ||
+      counts->numElements() < 1)
+    return Status::invalidArgument(
+        path + ": expected states that StateCache::save() wrote, with an i64 "
+               "tensor 'tokens' of one axis, got a file without it");
+  int64_t sequences = counts->dim(0);
+  Expected<StateCache> states = makeStates(sequences);
+  if (!states)
+    return states;
+  for (int64_t i = 0; i < sequences; ++i)
+    states->impl->tokens[static_cast<size_t>(i)] =
+        counts->dataAs<int64_t>()[i];
+  for (size_t i = 0; i < impl->pools.size(); ++i) {
+    const Tensor &pool = states->impl->pools[i];
+    Expected<Tensor> tensor = file->get(impl->pools[i].name);
+    if (!tensor)
+      return Status(tensor.status().code(), path + ": expected states of this "
+                                                   "model, got none for '" +
+                                                impl->pools[i].name + "'");
+    if (tensor->dtype() != pool.dtype() || tensor->shape() != pool.shape())
+      return Status::invalidArgument(
+          path + ": expected states of this model, " + pool.describe() +
+          " for '" + impl->pools[i].name + "', got " + tensor->describe());
+    if (Status status = pool.copyFrom(*tensor); !status)
+      return status;
+  }
+  return states;
+}
+
+Expected<Tensor> Model::Impl::toDevice(const std::vector<int32_t> &values,
+                                       std::vector<int64_t> shape) const {
+  Expected<Tensor> host = Tensor::empty(DType::I32, std::move(shape));
+  if (!host)
+    return host;
+  std::copy(values.begin(), values.end(), host->dataAs<int32_t>());
+  return device.kind == Device::CPU ? host : host->to(device);
+}
+
+Status Model::Impl::checkTokens(const std::vector<int32_t> &tokens) const {
+  for (int32_t token : tokens)
+    if (token < 0 || token >= info.vocabSize)
+      return Status::invalidArgument("expected tokens from 0 to " +
+                                     std::to_string(info.vocabSize - 1) +
+                                     ", got " + std::to_string(token));
+  return Status::ok();
+}
+
+Expected<std::vector<int32_t>>
+Model::Impl::checkSlots(const StateCache &states,
+                        const std::vector<int64_t> &slots,
+                        size_t sequences) const {
+  if (!states.impl)
+    return noStates();
+  bool ours = states.impl->device == device &&
+              states.impl->pools.size() == pools.size();
+  for (size_t i = 0; ours && i < pools.size(); ++i) {
+    const Tensor &pool = states.impl->pools[i];
+    ours = pool.dtype() == pools[i].dtype &&
+           static_cast<size_t>(pool.rank()) == pools[i].shape.size() &&
+           std::equal(pool.shape().begin() + 1, pool.shape().end(),
+                      pools[i].shape.begin() + 1);
+  }
+  if (!ours)
+    return Status::invalidArgument(
+        "expected states of this model, got those of another");
+  std::vector<int32_t> result;
+  if (slots.empty()) {
+    if (static_cast<int64_t>(sequences) > states.size())
+      return Status::invalidArgument(
+          "expected states of at least " + std::to_string(sequences) +
+          " sequences, got " + std::to_string(states.size()));
+    result.resize(sequences);
+    std::iota(result.begin(), result.end(), 0);
+    return result;
+  }
+  if (slots.size() != sequences)
+    return Status::invalidArgument(
+        "expected a slot for each of " + std::to_string(sequences) +
+        " sequences, got " + std::to_string(slots.size()));
+  std::set<int64_t> seen;
+  for (int64_t slot : slots) {
+    if (Status status = checkSlot(slot, states.size()); !status)
+      return status;
+    if (!seen.insert(slot).second)
+      return Status::invalidArgument(
+          "expected a slot of its own for each sequence, got " +
+          std::to_string(slot) + " twice");
+    result.push_back(static_cast<int32_t>(slot));
+  }
+  return result;
+}
+
+Status Model::Impl::run(const char *function, std::vector<Tensor> inputs,
+                        std::vector<Tensor> results,
+                        const std::vector<Tensor> &states, void *stream) const {
+  inputs.insert(inputs.end(), states.begin(), states.end());
+  results.insert(results.end(), states.begin(), states.end());
+  return executable->run(function, inputs, results, stream);
+}
+
+Expected<Tensor>
+Model::prefill(const TokenSequences &tokens, StateCache &states,
+               const std::vector<int64_t> &slots,
+               const std::function<void(int64_t, int64_t)> &onProgress) {
+  if (tokens.empty())
+    return Status::invalidArgument("expected at least 1 sequence, got none");
+  int64_t total = 0;
+  bool equal = true;
+  for (const std::vector<int32_t> &sequence : tokens) {
+    if (sequence.empty())
+      return Status::invalidArgument(
+          "expected at least 1 token of each sequence, got none of one");
+    if (Status status = impl->checkTokens(sequence); !status)
+      return status;
+    total += static_cast<int64_t>(sequence.size());
+    equal &= sequence.size() == tokens.front().size();
+  }
+  Expected<std::vector<int32_t>> places =
+      impl->checkSlots(states, slots, tokens.size());
+  if (!places)
+    return places.takeStatus();
+
+  int64_t count = static_cast<int64_t>(tokens.size()),
+          vocabulary = impl->info.vocabSize;
+  Expected<Tensor> logits =
+      Tensor::empty(DType::F32, {count, vocabulary}, impl->device);
+  if (!logits)
+    return logits;
+  std::vector<int64_t> done(tokens.size(), 0);
+  int64_t allDone = 0;
+  while (allDone < total) {
+    // The sequences that have tokens left, and how many of each are next.
+    std::vector<size_t> active;
+    for (size_t i = 0; i < tokens.size(); ++i)
+      if (done[i] < static_cast<int64_t>(tokens[i].size()))
+        active.push_back(i);
+    int64_t share = std::max<int64_t>(
+        impl->options.segment / static_cast<int64_t>(active.size()), 1);
+    std::vector<int32_t> ids, starts, rows, where;
+    bool last = false;
+    for (size_t i : active) {
+      const std::vector<int32_t> &sequence = tokens[i];
+      int64_t take = std::min(
+          share, static_cast<int64_t>(sequence.size()) - done[i]);
+      starts.push_back(static_cast<int32_t>(ids.size()));
+      ids.insert(ids.end(), sequence.begin() + done[i],
+                 sequence.begin() + done[i] + take);
+      done[i] += take;
+      where.push_back((*places)[i]);
+      rows.push_back(static_cast<int32_t>(ids.size()) - 1);
+      last |= done[i] == static_cast<int64_t>(sequence.size());
+      states.impl->tokens[static_cast<size_t>((*places)[i])] += take;
+    }
+    // Nobody asks for logits in the middle of all prompts.
+    if (!last)
+      rows.resize(1);
+    int64_t length = static_cast<int64_t>(ids.size()),
+            batch = static_cast<int64_t>(active.size());
+    Expected<Tensor> idsTensor =
+        impl->toDevice(ids, equal ? std::vector<int64_t>{batch, length / batch}
+                                  : std::vector<int64_t>{1, length});
+    Expected<Tensor> rowsTensor =
+        impl->toDevice(rows, {static_cast<int64_t>(rows.size())});
+    Expected<Tensor> slotsTensor = impl->toDevice(where, {batch});
+    Expected<Tensor> startsTensor = impl->toDevice(starts, {batch});
+    for (Expected<Tensor> *each :
+         {&idsTensor, &rowsTensor, &slotsTensor, &startsTensor})
+      if (!*each)
+        return each->takeStatus();
+    // Of every sequence, in order: straight to where they belong.
+    bool direct = batch == count && last;
+    Expected<Tensor> made =
+        direct ? *logits
+               : Tensor::empty(DType::F32,
+                               {static_cast<int64_t>(rows.size()), vocabulary},
+                               impl->device);
+    if (!made)
+      return made;
+    Status status =
+        equal ? impl->run("prefill", {*idsTensor, *rowsTensor, *slotsTensor},
+                          {*made}, states.impl->pools)
+              : impl->run("prefill_packed",
+                          {*idsTensor, *startsTensor, *rowsTensor,
+                           *slotsTensor},
+                          {*made}, states.impl->pools);
+    if (!status)
+      return status;
+    if (!direct && last)
+      for (size_t j = 0; j < active.size(); ++j) {
+        size_t i = active[j];
+        if (done[i] < static_cast<int64_t>(tokens[i].size()))
+          continue;
+        int64_t to = static_cast<int64_t>(i), from = static_cast<int64_t>(j);
+        if (Status copied = logits->slice(0, to, to + 1)
+                                ->copyFrom(*made->slice(0, from, from + 1));
+            !copied)
+          return copied;
+      }
+    allDone += length;
+    if (onProgress)
+      onProgress(allDone, total);
+  }
+  return logits;
+}
+
+Expected<Tensor> Model::decode(const std::vector<int32_t> &tokens,
+                               StateCache &states,
+                               const std::vector<int64_t> &slots) {
+  if (tokens.empty())
+    return Status::invalidArgument("expected at least 1 sequence, got none");
+  if (Status status = impl->checkTokens(tokens); !status)
+    return status;
+  Expected<std::vector<int32_t>> places =
+      impl->checkSlots(states, slots, tokens.size());
+  if (!places)
+    return places.takeStatus();
+  int64_t count = static_cast<int64_t>(tokens.size());
+  Expected<Tensor> ids = impl->toDevice(tokens, {count, 1});
+  Expected<Tensor> where = impl->toDevice(*places, {count});
+  Expected<Tensor> logits = Tensor::empty(
+      DType::F32, {count, impl->info.vocabSize}, impl->device);
+  Expected<Tensor> next = Tensor::empty(DType::I32, {count, 1}, impl->device);
+  for (Expected<Tensor> *each : {&ids, &where, &logits, &next})
+    if (!*each)
+      return each->takeStatus();
+  if (Status status = impl->run("decode", {*ids, *where}, {*logits, *next},
+                                states.impl->pools);
+      !status)
+    return status;
+  for (int32_t slot : *places)
+    ++states.impl->tokens[static_cast<size_t>(slot)];
+  return logits;
+}
+
+Expected<Tensor> Model::Impl::read(const int32_t *tokens, int64_t length,
+                                   int64_t count, StateCache &states) const {
+  std::vector<int32_t> rows(static_cast<size_t>(count));
+  std::iota(rows.begin(), rows.end(), static_cast<int32_t>(length - count));
+  Expected<Tensor> ids = toDevice({tokens, tokens + length}, {1, length});
+  Expected<Tensor> wanted = toDevice(rows, {count});
+  Expected<Tensor> slot = toDevice({0}, {1});
+  Expected<Tensor> logits =
+      Tensor::empty(DType::F32, {count, info.vocabSize}, device);
+  for (Expected<Tensor> *each : {&ids, &wanted, &slot, &logits})
+    if (!*each)
+      return each->takeStatus();
+  if (Status status = run("prefill", {*ids, *wanted, *slot}, {*logits},
+                          states.impl->pools);
+      !status)
+    return status;
+  states.impl->tokens[0] += length;
+  return logits;
+}
+
+Expected<Tensor> Model::logits(const std::vector<int32_t> &tokens,
+                               int64_t count) {
+  if (Status status = impl->checkTokens(tokens); !status)
+    return status;
+  int64_t size = static_cast<int64_t>(tokens.size()),
+          segment = impl->options.segment;
+  if (count < 1 || count > size)
+    return Status::invalidArgument("expected a count from 1 to " +
+                                   std::to_string(size) + " tokens, got " +
+                                   std::to_string(count));
+  Expected<StateCache> states = makeStates(1);
+  if (!states)
+    return states.takeStatus();
+  Expected<Tensor> result =
+      Tensor::empty(DType::F32, {count, impl->info.vocabSize}, impl->device);
+  if (!result)
+    return result;
+  for (int64_t at = 0; at < size; at += segment) {
+    int64_t length = std::min(segment, size - at),
+            // Those wanted of this piece; one where there are none.
+        wanted = std::clamp<int64_t>(at + length - (size - count), 1, length);
+    Expected<Tensor> piece =
+        impl->read(tokens.data() + at, length, wanted, *states);
+    if (!piece)
+      return piece;
+    int64_t to = at + length - wanted - (size - count);
+    if (to < 0)
+      continue;
+    if (Status status = result->slice(0, to, to + wanted)->copyFrom(*piece);
+        !status)
+      return status;
+  }
+  return result;
+}
+
+//===----------------------------------------------------------------------===//
+// Generation
+//===----------------------------------------------------------------------===//
+
+Expected<Model::Impl::Decoder *>
+Model::Impl::getDecoder(const StateCache &states, int64_t sequences) {
+  if (decoder && decoder->states == states.impl &&
+      decoder->slots.dim(0) == sequences)
+    return decoder.get();
+  decoder.reset();
+  auto made = std::make_unique<Decoder>();
+  made->states = states.impl;
+  for (auto [to, type, shape] :
+       {std::tuple<Tensor *, DType, std::vector<int64_t>>{
+            &made->ids[0], DType::I32, {sequences, 1}},
+        {&made->ids[1], DType::I32, {sequences, 1}},
+        {&made->slots, DType::I32, {sequences}},
+        {&made->logits, DType::F32, {sequences, info.vocabSize}}}) {
+    Expected<Tensor> tensor = Tensor::empty(type, shape, device);
+    if (!tensor)
+      return tensor.takeStatus();
+    *to = std::move(*tensor);
+  }
+  if (device.kind == Device::CUDA) {
+    Expected<std::shared_ptr<cuda::Device>> gpu =
+        cuda::Device::get(device.index);
+    if (!gpu)
+      return gpu.takeStatus();
+    Expected<cuda::Stream> stream = cuda::Stream::create(*gpu);
+    if (!stream)
+      return stream.takeStatus();
+    made->stream = std::move(*stream);
+    Expected<cuda::PinnedBuffer> tokens = cuda::PinnedBuffer::allocate(
+        *gpu, static_cast<size_t>(2 * sequences) * sizeof(int32_t));
+    if (!tokens)
+      return tokens.takeStatus();
+    made->tokens = std::move(*tokens);
+  }
+  decoder = std::move(made);
+  return decoder.get();
+}
+
+/// Steps whose tokens the device chooses: from the tokens in `ids[0]`, `steps`
+/// times, until `take` returns false for the tokens of a step. Unless the
+/// states must be `exact`, a step may already be under way when it does.
+Status Model::Impl::decodeGreedily(
+    Decoder &decoder, int64_t steps, bool exact,
+    const std::function<bool(const int32_t *)> &take) {
+  const std::vector<Tensor> &pools = decoder.states->pools;
+  if (device.kind == Device::CPU) {
+    for (int64_t step = 0; step < steps; ++step) {
+      Tensor &from = decoder.ids[step % 2], &to = decoder.ids[(step + 1) % 2];
+      if (Status status = run("decode", {from, decoder.slots},
+                              {decoder.logits, to}, pools);
+          !status)
+        return status;
+      if (!take(to.dataAs<int32_t>()))
+        break;
+    }
+    return Status::ok();
+  }
+  std::shared_ptr<cuda::Device> gpu = *cuda::Device::get(device.index);
+  void *stream = decoder.stream.handle();
+  size_t bytes = static_cast<size_t>(decoder.slots.numBytes());
+  auto *tokens = static_cast<int32_t *>(decoder.tokens.data());
+  cuda::Event events[2];
+  for (cuda::Event &event : events) {
+    Expected<cuda::Event> made = cuda::Event::create(gpu);
+    if (!made)
+      return made.takeStatus();
+    event = std::move(*made);
+  }
+  auto launch = [&](int64_t step) -> Status {
+    int way = static_cast<int>(step % 2);
+    if (!decoder.runs[way]) {
+      std::vector<Tensor> inputs{decoder.ids[way], decoder.slots},
+          outputs{decoder.logits, decoder.ids[1 - way]};
+      inputs.insert(inputs.end(), pools.begin(), pools.end());
+      outputs.insert(outputs.end(), pools.begin(), pools.end());
+      // Kernels are loaded when they first run, which a capture does not.
+      if (Status status = executable->run("decode", inputs, outputs, stream);
+          !status)
+        return status;
+      // The step has been taken: the graph is for the next time.
+      Expected<std::shared_ptr<CapturedRun>> captured =
+          executable->capture("decode", inputs, outputs);
+      if (!captured)
+        return captured.takeStatus();
+      decoder.runs[way] = *captured;
+    } else if (Status status = decoder.runs[way]->launch(stream); !status) {
+      return status;
+    }
+    if (Status status =
+            gpu->copyToHost(tokens + way * decoder.slots.dim(0),
+                            decoder.ids[1 - way].data(), bytes, stream);
+        !status)
+      return status;
+    return events[way].record(stream);
+  };
+  int64_t launched = 0;
+  for (int64_t step = 0; step < steps; ++step) {
+    int64_t ahead = std::min(steps, step + (exact ? 1 : 2));
+    for (; launched < ahead; ++launched)
+      if (Status status = launch(launched); !status)
+        return status;
+    if (Status status = events[step % 2].synchronize(); !status)
+      return status;
+    if (!take(tokens + (step % 2) * decoder.slots.dim(0)))
+      break;
+  }
+  return decoder.stream.synchronize();
+}
+
+Expected<Generation> Model::generate(const TokenSequences &prompts,
+                                     const GenerateOptions &options,
+                                     StateCache *given) {
+  if (options.maxTokens < 0)
+    return Status::invalidArgument("max_tokens: expected at least 0, got " +
+                                   std::to_string(options.maxTokens));
+  if (Status status = checkSampling(options.sampling); !status)
+    return status;
+  auto start = std::chrono::steady_clock::now();
+  auto lap = [&] {
+    auto now = std::chrono::steady_clock::now();
+    double ms = std::chrono::duration<double, std::milli>(now - start).count();
+    start = now;
+    return ms;
+  };
+  size_t count = prompts.size();
+  StateCache &states = given ? *given : impl->ownStates;
+  if (!given) {
+    if (count && states.size() == static_cast<int64_t>(count)) {
+      if (Status status = states.clear(); !status)
+        return status;
+    } else if (count) {
+      Expected<StateCache> made = makeStates(static_cast<int64_t>(count));
+      if (!made)
+        return made.takeStatus();
+      states = std::move(*made);
+    }
+  }
+  Expected<Tensor> logits =
+      prefill(prompts, states, {}, options.onProgress);
+  if (!logits)
+    return logits.takeStatus();
+
+  Generation result;
+  result.tokens.resize(count);
+  for (const std::vector<int32_t> &prompt : prompts)
+    result.promptTokens += static_cast<int64_t>(prompt.size());
+  const std::vector<int32_t> &stops =
+      options.stopTokens ? *options.stopTokens : impl->info.eosTokens;
+  std::vector<bool> ended(count, options.maxTokens == 0);
+  std::vector<int32_t> current(count, 0), slots(count, -1);
+  for (size_t i = 0; i < count; ++i)
+    slots[i] = options.maxTokens ? static_cast<int32_t>(i) : -1;
+  // Takes the tokens of a step; returns whether a sequence is left, and whether
+  // one has ended.
+  auto accept = [&](const int32_t *tokens, bool &changed) {
+    bool left = false;
+    changed = false;
+    for (size_t i = 0; i < count; ++i) {
+      if (ended[i])
+        continue;
+      current[i] = tokens[i];
+      result.tokens[i].push_back(tokens[i]);
+      ++result.newTokens;
+      ended[i] = std::find(stops.begin(), stops.end(), tokens[i]) != stops.end();
+      if (options.onToken &&
+          !options.onToken(static_cast<int64_t>(i), tokens[i]))
+        ended[i] = true;
+      ended[i] = ended[i] || static_cast<int64_t>(result.tokens[i].size()) >=
+                                 options.maxTokens;
+      if (ended[i]) {
+        slots[i] = -1;
+        changed = true;
+      }
+      left |= !ended[i];
+    }
+    return left;
+  };
+  auto choose = [&](const Tensor &from,
+                    int64_t step) -> Expected<std::vector<int32_t>> {
+    Expected<Tensor> host =
+        impl->device.kind == Device::CPU ? from : from.to(Device::cpu());
+    if (!host)
+      return host.takeStatus();
+    std::vector<int32_t> tokens(count);
+    for (size_t i = 0; i < count; ++i)
+      tokens[i] = sampleToken(
+          host->dataAs<float>() + static_cast<int64_t>(i) * host->dim(1),
+          host->dim(1), options.sampling, static_cast<int64_t>(i), step);
+    return tokens;
+  };
+
+  bool left = false, changed = false;
+  if (options.maxTokens > 0) {
+    Expected<std::vector<int32_t>> first = choose(*logits, 0);
+    if (!first)
+      return first.takeStatus();
+    left = accept(first->data(), changed);
+  }
+  result.prefillMs = lap();
+  if (left) {
+    Expected<Impl::Decoder *> decoder =
+        impl->getDecoder(states, static_cast<int64_t>(count));
+    if (!decoder)
+      return decoder.takeStatus();
+    Impl::Decoder &d = **decoder;
+    auto put = [&](const std::vector<int32_t> &values,
+                   const Tensor &to) -> Status {
+      Expected<Tensor> host = Tensor::empty(DType::I32, to.shape());
+      if (!host)
+        return host.takeStatus();
+      std::copy(values.begin(), values.end(), host->dataAs<int32_t>());
+      return to.copyFrom(*host);
+    };
+    auto count1 = [&](const std::vector<int32_t> &at) {
+      for (int32_t slot : at)
+        if (slot >= 0)
+          ++states.impl->tokens[static_cast<size_t>(slot)];
+    };
+    Status status = put(current, d.ids[0]);
+    if (status)
+      status = put(slots, d.slots);
+    if (status && options.sampling.temperature == 0) {
+      Status inner;
+      status = impl->decodeGreedily(
+          d, options.maxTokens - 1, /*exact=*/given != nullptr,
+          [&](const int32_t *tokens) {
+            count1(slots);
+            left = accept(tokens, changed);
+            if (left && changed)
+              inner = put(slots, d.slots);
+            return left && inner.isOk();
+          });
+      if (status && !inner)
+        status = inner;
+    } else {
+      for (int64_t step = 1; status && left; ++step) {
+        status = impl->run("decode", {d.ids[0], d.slots}, {d.logits, d.ids[1]},
+                           states.impl->pools);
+        if (!status)
+          break;
+        count1(slots);
+        Expected<std::vector<int32_t>> tokens = choose(d.logits, step);
+        if (!tokens) {
+          status = tokens.status();
+          break;
+        }
+        left = accept(tokens->data(), changed);
+        status = put(current, d.ids[0]);
+        if (status && changed)
+          status = put(slots, d.slots);
+      }
+    }
+    if (!status)
+      return status;
+  }
+  result.decodeMs = lap();
+  return result;
+}
+
+//===----------------------------------------------------------------------===//
+// Likelihoods
+//===----------------------------------------------------------------------===//
+
+/// Logits of so many elements are made at a time.
+static constexpr int64_t kLogitsAtATime = int64_t(1) << 24;
+
+Expected<std::vector<double>> Model::negativeLogLikelihoods(
+    const std::vector<int32_t> &tokens, int64_t window, int64_t stride,
+    const std::function<void(int64_t, int64_t)> &onProgress) {
+  if (Status status = impl->checkTokens(tokens); !status)
+    return status;
+  if (tokens.size() < 2)
+    return Status::invalidArgument("expected at least 2 tokens, got " +
+                                   std::to_string(tokens.size()));
+  if (window != 0 && (window < 2 || stride < 1 || stride >= window))
+    return Status::invalidArgument(
+        "expected a window of at least 2 tokens and a stride from 1 to the "
+        "window less 1, got a window of " +
+        std::to_string(window) + " and a stride of " + std::to_string(stride));
+  int64_t size = static_cast<int64_t>(tokens.size()),
+          vocabulary = impl->info.vocabSize;
+  if (window == 0 || window > size) {
+    window = size;
+    stride = size;
+  }
+  Expected<StateCache> states = makeStates(1);
+  if (!states)
+    return states.takeStatus();
+  int64_t piece = std::clamp<int64_t>(kLogitsAtATime / vocabulary, 1,
+                                      impl->options.segment);
+  std::vector<double> result;
+  // The first token that has not been judged.
+  int64_t judged = 1;
+  for (int64_t begin = 0; judged < size; begin += stride) {
+    int64_t end = std::min(begin + window, size);
+    if (begin > 0)
+      if (Status status = states->clear(); !status)
+        return status;
+    // Token t is judged from the logits of t - 1; those of the last are of no
+    // use.
+    for (int64_t at = begin; at < end - 1;) {
+      int64_t stop = std::min(at + piece, end - 1);
+      // Those before the first that is judged only fill the states.
+      int64_t firstRow = std::max(at, judged - 1);
+      if (firstRow >= stop) {
+        stop = std::min({at + impl->options.segment, judged - 1, end - 1});
+        firstRow = stop - 1;
+      }
+      Expected<Tensor> logits = impl->read(
+          tokens.data() + at, stop - at, stop - firstRow, *states);
+      if (!logits)
+        return logits.takeStatus();
+      if (stop > judged - 1) {
+        Expected<Tensor> host = impl->device.kind == Device::CPU
+                                    ? *logits
+                                    : logits->to(Device::cpu());
+        if (!host)
+          return host.takeStatus();
+        for (int64_t row = firstRow; row < stop; ++row) {
+          const float *values =
+              host->dataAs<float>() + (row - firstRow) * vocabulary;
+          double largest = *std::max_element(values, values + vocabulary),
+                 sum = 0;
+          for (int64_t v = 0; v < vocabulary; ++v)
+            sum += std::exp(static_cast<double>(values[v]) - largest);
+          int32_t next = tokens[static_cast<size_t>(row + 1)];
+          result.push_back(std::log(sum) + largest -
+                           static_cast<double>(values[next]));
+        }
+        judged = stop + 1;
+      }
+      at = stop;
+      if (onProgress)
+        onProgress(judged, size);
+    }
+  }
+  return result;
+}
