@@ -1,6 +1,9 @@
 // RUN: corey-opt %s --corey-outline-equal-loops=min-ops=2 | FileCheck %s
 // RUN: corey-opt %s --corey-outline-equal-loops | FileCheck %s --check-prefix=SMALL
+// RUN: %if llvm-statistics %{ corey-opt %s --corey-outline-equal-loops=min-ops=2 --mlir-pass-statistics 2>&1 >/dev/null | FileCheck %s --check-prefix=STATISTICS %}
 
+// STATISTICS: (S) 2 num-functions
+// STATISTICS: (S) 5 num-outlined
 
 // Small nests are not worth a call.
 // SMALL-NOT: call

@@ -17,6 +17,7 @@
 #include <chrono>
 #include <cmath>
 #include <map>
+#include <memory>
 
 using namespace corey;
 namespace cl = llvm::cl;
@@ -44,6 +45,17 @@ parseChunk(const std::string &text) {
         "--chunk: expected a number of tokens of at least 1 for site '" +
         assignment->first + "', got '" + assignment->second + "'");
   return std::make_pair(assignment->first, tokens);
+}
+
+/// The first of the options that was given, or null.
+template <typename... Options>
+static const cl::Option *firstGiven(const Options &...options) {
+  const cl::Option *found = nullptr;
+  // Lists have an address-of operator of their own.
+  ((found = found || !options.getNumOccurrences() ? found
+                                                  : std::addressof(options)),
+   ...);
+  return found;
 }
 
 namespace {
@@ -127,14 +139,10 @@ struct ModelFlags {
       cl::value_desc("file"), cl::cat(category)};
 
   /// The first of them that was given, or null.
-  const cl::Option *firstGiven() const {
-    for (const cl::Option *each : std::initializer_list<const cl::Option *>{
-             &prompts, &promptFiles, &ids, &count, &batch, &temperature, &topK,
-             &topP, &seed, &stop, &dtype, &stateType, &segment, &eval, &window,
-             &stride, &golden, &loadStates, &saveStates, &stats})
-      if (each->getNumOccurrences())
-        return each;
-    return nullptr;
+  const cl::Option *given() const {
+    return firstGiven(prompts, promptFiles, ids, count, batch, temperature,
+                      topK, topP, seed, stop, dtype, stateType, segment, eval,
+                      window, stride, golden, loadStates, saveStates, stats);
   }
 
   Expected<ModelRun> parse() const {
@@ -313,6 +321,10 @@ int corey::coreyRunMain(int argc, char **argv) {
                "relative L2 error, unless --rtol is given: 2e-6 for an op on "
                "the CPU, 5e-6 on a GPU, 1e-5 for a program"),
       cl::value_desc("folder"), cl::cat(category));
+  // LLVM prints statistics of its own for an option of this name.
+  if (auto known = cl::getRegisteredOptions().find("stats");
+      known != cl::getRegisteredOptions().end())
+    known->second->removeArgument();
   ModelFlags flags;
   cl::HideUnrelatedOptions({&category, &flags.category});
   cl::ParseCommandLineOptions(argc, argv,
@@ -347,16 +359,14 @@ int corey::coreyRunMain(int argc, char **argv) {
         kTool, Status::invalidArgument(
                    "expected a program or --golden, got neither; see --help"));
   if (llvm::sys::fs::is_directory(file)) {
-    for (const cl::Option *each : std::initializer_list<const cl::Option *>{
-             &function, &weights, &prefix, &inputs, &checks, &save, &rtol,
-             &atol, &variant, &timeRuns, &profile, &emit})
-      if (each->getNumOccurrences())
-        return reportError(kTool,
-                           Status::invalidArgument(
-                               "--" + each->ArgStr.str() +
-                               ": expected a program, got the folder of a "
-                               "model, " +
-                               file));
+    if (const cl::Option *given =
+            firstGiven(function, weights, prefix, inputs, checks, save, rtol,
+                       atol, variant, timeRuns, profile, emit))
+      return reportError(kTool, Status::invalidArgument(
+                                    "--" + given->ArgStr.str() +
+                                    ": expected a program, got the folder of "
+                                    "a model, " +
+                                    file));
     Expected<ModelRun> run = flags.parse();
     if (!run)
       return reportError(kTool, run.status());
@@ -371,7 +381,7 @@ int corey::coreyRunMain(int argc, char **argv) {
     }
     return runModel(*context, *run);
   }
-  if (const cl::Option *given = flags.firstGiven())
+  if (const cl::Option *given = flags.given())
     return reportError(kTool, Status::invalidArgument(
                                   "--" + given->ArgStr.str() +
                                   ": expected the folder of a model, got " +

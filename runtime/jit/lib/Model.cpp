@@ -5,14 +5,10 @@
 //===----------------------------------------------------------------------===//
 
 #include "corey/Model.h"
+#include "corey/Checkpoint.h"
 #include "corey/Device/CUDA.h"
-#include "corey/Import/BuildModel.h"
 #include "corey/InitAll.h"
 #include "mlir/IR/MLIRContext.h"
-#include "llvm/Support/FileSystem.h"
-#include "llvm/Support/JSON.h"
-#include "llvm/Support/MemoryBuffer.h"
-#include "llvm/Support/Path.h"
 #include "llvm/Support/raw_ostream.h"
 #include <algorithm>
 #include <chrono>
@@ -346,70 +342,6 @@ const ModelInfo &Model::info() const { return impl->info; }
 Context &Model::context() const { return *impl->context; }
 Executable &Model::executable() const { return *impl->executable; }
 
-static Expected<std::string> readText(const std::string &path) {
-  auto buffer = llvm::MemoryBuffer::getFile(path, /*IsText=*/true);
-  if (!buffer) {
-    std::string message = path + ": " + buffer.getError().message();
-    return buffer.getError() == std::errc::no_such_file_or_directory
-               ? Status::notFound(message)
-               : Status::ioError(message);
-  }
-  return (*buffer)->getBuffer().str();
-}
-
-static std::string join(const std::string &folder, llvm::StringRef file) {
-  llvm::SmallString<128> path(folder);
-  llvm::sys::path::append(path, file);
-  return path.str().str();
-}
-
-/// The files of a checkpoint: one, or those that an index names.
-static Expected<std::vector<SafeTensors>>
-openTensors(const std::string &folder) {
-  std::vector<std::string> paths;
-  std::string indexPath = join(folder, "model.safetensors.index.json"),
-              single = join(folder, "model.safetensors");
-  if (!llvm::sys::fs::exists(single) && llvm::sys::fs::exists(indexPath)) {
-    Expected<std::string> text = readText(indexPath);
-    if (!text)
-      return text.takeStatus();
-    llvm::Expected<llvm::json::Value> json = llvm::json::parse(*text);
-    if (!json)
-      return Status::invalidArgument(indexPath + ": expected JSON, got " +
-                                     llvm::toString(json.takeError()));
-    const llvm::json::Object *object = json->getAsObject();
-    const llvm::json::Object *map =
-        object ? object->getObject("weight_map") : nullptr;
-    if (!map || map->empty())
-      return Status::invalidArgument(
-          indexPath + ": weight_map: expected an object of tensors and their "
-                      "files, got none");
-    std::set<std::string> files;
-    for (const auto &[key, value] : *map) {
-      std::optional<llvm::StringRef> file = value.getAsString();
-      // A name, so that nothing outside the folder is read.
-      if (!file || file->empty() || llvm::sys::path::filename(*file) != *file)
-        return Status::invalidArgument(
-            indexPath + ": weight_map: expected the name of a file of the "
-                        "folder for '" +
-            key.str().str() + "', got another value");
-      files.insert(file->str());
-    }
-    for (const std::string &file : files)
-      paths.push_back(join(folder, file));
-  } else {
-    paths.push_back(single);
-  }
-  std::vector<SafeTensors> files;
-  for (const std::string &path : paths) {
-    Expected<SafeTensors> file = SafeTensors::open(path);
-    if (!file)
-      return file.takeStatus();
-    files.push_back(std::move(*file));
-  }
-  return files;
-}
-
 Expected<std::shared_ptr<Model>> Model::Impl::create(
     std::shared_ptr<Context> context, const import::ModelConfig &config,
     const import::TensorIndex &index, const ModelOptions &options,
@@ -481,39 +413,12 @@ Expected<std::shared_ptr<Model>> Model::Impl::create(
 Expected<std::shared_ptr<Model>> Model::load(std::shared_ptr<Context> context,
                                              const std::string &folder,
                                              const ModelOptions &options) {
-  std::string configPath = join(folder, "config.json");
-  Expected<std::string> text = readText(configPath);
-  if (!text)
-    return text.takeStatus();
-  Expected<import::ModelConfig> config =
-      import::parseModelConfig(*text, configPath);
-  if (!config)
-    return config.takeStatus();
-  Expected<std::vector<SafeTensors>> files = openTensors(folder);
-  if (!files)
-    return files.takeStatus();
-  import::TensorIndex index;
-  std::map<std::string, const SafeTensors *> fileOf;
-  for (const SafeTensors &file : *files)
-    for (const std::string &name : file.names()) {
-      Expected<Tensor> tensor = file.get(name);
-      if (!tensor)
-        return tensor.takeStatus();
-      if (!fileOf.insert({name, &file}).second)
-        return Status::invalidArgument(file.path() + ": expected tensor '" +
-                                       name + "' in one file, got it in " +
-                                       fileOf[name]->path() + " too");
-      index[name] = {tensor->dtype(), tensor->shape()};
-    }
-  return Impl::create(std::move(context), *config, index, options, folder,
-                      [&](const std::string &key) -> Expected<Tensor> {
-                        auto it = fileOf.find(key);
-                        if (it == fileOf.end())
-                          return Status::notFound(folder +
-                                                  ": expected tensor '" + key +
-                                                  "', got none");
-                        return it->second->get(key);
-                      });
+  Expected<Checkpoint> checkpoint = Checkpoint::open(folder);
+  if (!checkpoint)
+    return checkpoint.takeStatus();
+  return Impl::create(
+      std::move(context), checkpoint->config(), checkpoint->tensors(), options,
+      folder, [&](const std::string &key) { return checkpoint->get(key); });
 }
 
 //===----------------------------------------------------------------------===//
