@@ -4,6 +4,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "corey/Checkpoint.h"
 #include "corey/ToolUtils.h"
 #include "corey/Tools.h"
 #include "llvm/Support/CommandLine.h"
@@ -26,14 +27,72 @@ static std::string findRuntimeArchive(const char *argv0) {
   return llvm::sys::fs::exists(path) ? path.str().str() : "";
 }
 
+/// The types of a model that no program is there for yet.
+struct ModelTypes {
+  std::string weights, compute, state;
+};
+
+/// The module of the checkpoint in a folder, or of a published model's shapes.
+static Expected<std::string> importModel(const std::string &model,
+                                         const ModelTypes &types) {
+  import::ImportOptions options;
+  DType weights = DType::F32;
+  for (auto [option, name, dtype] :
+       {std::tuple("--weight-type", &types.weights, &weights),
+        {"--compute-type", &types.compute, &options.computeType},
+        {"--state-type", &types.state, &options.stateType}}) {
+    if (name->empty())
+      continue;
+    Expected<DType> parsed = dtypeFromName(*name);
+    if (!parsed ||
+        (*parsed != DType::F32 && *parsed != DType::F16 &&
+         *parsed != DType::BF16))
+      return Status::invalidArgument(std::string(option) +
+                                     ": expected f32, f16 or bf16, got '" +
+                                     *name + "'");
+    *dtype = *parsed;
+  }
+  import::ModelConfig config;
+  import::TensorIndex tensors;
+  if (llvm::sys::fs::is_directory(model)) {
+    if (!types.weights.empty())
+      return Status::invalidArgument(
+          "--weight-type: expected the name of a published model, got a "
+          "folder, whose tensors have types");
+    Expected<Checkpoint> checkpoint = Checkpoint::open(model);
+    if (!checkpoint)
+      return checkpoint.takeStatus();
+    config = checkpoint->config();
+    tensors = checkpoint->tensors();
+  } else {
+    Expected<import::ModelConfig> preset = import::presetConfig(model);
+    if (!preset)
+      return preset.takeStatus();
+    config = *preset;
+    tensors = import::makeTensorIndex(config, weights);
+  }
+  mlir::MLIRContext context(mlir::MLIRContext::Threading::DISABLED);
+  auto module = import::buildModel(config, tensors, &context, options);
+  if (!module)
+    return module.takeStatus();
+  std::string text;
+  llvm::raw_string_ostream(text) << **module;
+  return text;
+}
+
+static bool isModel(const std::string &name) {
+  return llvm::sys::fs::is_directory(name) ||
+         llvm::is_contained(import::presetNames(), name);
+}
+
 int corey::coreyTranslateMain(int argc, char **argv) {
   cl::OptionCategory category("corey-translate options");
-  cl::opt<std::string> file(cl::Positional, cl::desc("<program.mlir>"),
+  cl::opt<std::string> file(cl::Positional, cl::desc("<program.mlir, model's folder or name>"),
                             cl::Required, cl::cat(category));
   cl::opt<std::string> to(
       "to",
-      cl::desc("Output: llvmir (optimized LLVM IR), mlir (LLVM dialect), o "
-               "(object), so (shared library), ptx or cubin (kernels of a GPU, "
+      cl::desc("Output: llvmir (optimized LLVM IR), mlir (LLVM dialect; of a "
+               "model its ssm module), o (object), so (shared library), ptx or cubin (kernels of a GPU, "
                "as text or machine code)"),
       cl::init("llvmir"), cl::cat(category));
   cl::opt<std::string> output(
@@ -69,16 +128,36 @@ int corey::coreyTranslateMain(int argc, char **argv) {
       cl::init(0), cl::cat(category));
   cl::opt<int> optLevel("O", cl::desc("Optimization level, 0 to 3"), cl::Prefix,
                         cl::init(2), cl::cat(category));
+  ModelTypes types;
+  cl::opt<std::string, true> weightType(
+      "weight-type",
+      cl::desc("Type of a named model's weights: f32 (default), f16, bf16"),
+      cl::location(types.weights), cl::cat(category));
+  cl::opt<std::string, true> computeType(
+      "compute-type",
+      cl::desc("Type of a model's activations: f32 (default), f16, bf16"),
+      cl::location(types.compute), cl::cat(category));
+  cl::opt<std::string, true> stateType(
+      "state-type",
+      cl::desc("Type of a model's states: f32 (default), f16, bf16"),
+      cl::location(types.state), cl::cat(category));
   cl::HideUnrelatedOptions(category);
   cl::ParseCommandLineOptions(argc, argv,
                               "COREY: export a state-space model program\n");
 
-  auto buffer = llvm::MemoryBuffer::getFile(file);
-  if (!buffer)
-    return reportError(
-        kTool, Status::ioError(file + ": " + buffer.getError().message()));
-  std::string_view source((*buffer)->getBufferStart(),
-                          (*buffer)->getBufferSize());
+  std::string source;
+  if (isModel(file)) {
+    Expected<std::string> module = importModel(file, types);
+    if (!module)
+      return reportError(kTool, module.status());
+    source = std::move(*module);
+  } else {
+    auto buffer = llvm::MemoryBuffer::getFile(file);
+    if (!buffer)
+      return reportError(
+          kTool, Status::ioError(file + ": " + buffer.getError().message()));
+    source = (*buffer)->getBuffer().str();
+  }
   Expected<std::shared_ptr<Context>> context = Context::create();
   if (!context)
     return reportError(kTool, context.status());
@@ -89,11 +168,14 @@ int corey::coreyTranslateMain(int argc, char **argv) {
   options.chip = onlyKernels && chip.empty() ? "sm_90a" : chip.getValue();
 
   if (to == "llvmir" || to == "mlir" || to == "ptx") {
-    Expected<std::string> text = (*context)->emit(source,
-                                                  to == "mlir"  ? "llvm"
-                                                  : to == "ptx" ? "ptx"
-                                                                : "llvmir-opt",
-                                                  options, file.getValue());
+    Expected<std::string> text =
+        to == "mlir" && isModel(file)
+            ? Expected<std::string>(std::move(source))
+            : (*context)->emit(source,
+                               to == "mlir"  ? "llvm"
+                               : to == "ptx" ? "ptx"
+                                             : "llvmir-opt",
+                               options, file.getValue());
     if (!text)
       return reportError(kTool, text.status());
     std::error_code code;

@@ -29,7 +29,7 @@ struct EmbeddingLowering : public GPULoweringPattern<EmbeddingOp> {
     GPULowering e(rewriter, op, target);
     Value idBuffer = e.buffer(op.getIds()), out = e.allocate(0);
     auto type = cast<ShapedType>(op.getTable().getType());
-    int64_t vocabulary = type.getDimSize(0), size = type.getDimSize(1);
+    int64_t size = type.getDimSize(1);
     int64_t width =
         std::gcd(e.outputAlignment(out), rowAlignment(op.getTable()));
     int64_t perRow = size / width;
@@ -37,9 +37,12 @@ struct EmbeddingLowering : public GPULoweringPattern<EmbeddingOp> {
     Value error = e.errorRecord();
 
     KernelBuilder k(e.host, e.loc, e.kernels, "embedding", {kThreads, 0});
-    DeviceTensor ids(e, k, idBuffer), table(e, k, e.buffer(op.getTable()));
+    Value tableBuffer = e.buffer(op.getTable());
+    DeviceTensor ids(e, k, idBuffer), table(e, k, tableBuffer);
     DeviceTensor y(e, k, out);
     Val record = k.pointer(error);
+    Val numRows = type.isDynamicDim(0) ? k.i64Argument(e.dim(tableBuffer, 0))
+                                       : k.i64(type.getDimSize(0));
     Val index =
         k.toI64(k.blockIdx('x')) * double(kThreads) + k.toI64(k.threadIdx());
     Val row = index / double(perRow);
@@ -49,15 +52,22 @@ struct EmbeddingLowering : public GPULoweringPattern<EmbeddingOp> {
       ArrayRef<Val> leading = ArrayRef(at).drop_back(at.empty() ? 0 : 1);
       Val last = at.empty() ? k.i64(0) : at.back();
       Val id = k.toI64(k.load(ids.at(leading, last), ids.element, true));
-      Val isBad = (id < 0) | (id >= double(vocabulary));
+      Val isBad = (id < 0) | (id >= numRows);
       k.ifThen(isBad & (piece == 0), [&] {
-        recordError(k, record, {DeviceError::Index, id, k.i64(vocabulary)});
+        recordError(k, record, {DeviceError::Index, id, numRows});
       });
-      Val from = k.max(k.min(id, k.i64(vocabulary - 1)), k.i64(0));
-      Val d = piece * double(width);
-      Val copied =
-          k.load(table.at({from}, d), k.packedType(table.element, width), true);
-      k.store(copied, y.at(at, d));
+      auto copy = [&] {
+        Val from = k.max(k.min(id, numRows - 1), k.i64(0));
+        Val d = piece * double(width);
+        Val copied = k.load(table.at({from}, d),
+                            k.packedType(table.element, width), true);
+        k.store(copied, y.at(at, d));
+      };
+      // An empty table has no row to clamp to.
+      if (type.isDynamicDim(0))
+        k.ifThen(numRows > 0, copy);
+      else
+        copy();
     });
     k.launch({e.ceilDiv(e.mul(rows, perRow), e.index(kThreads)), {}, {}});
     e.replaceWith(out);

@@ -378,9 +378,14 @@ struct EmbeddingLowering : public SSMLowering<EmbeddingOp> {
     Value ids = e.buffer(op.getIds()), table = e.buffer(op.getTable());
     Value y = e.output(0);
     auto type = cast<ShapedType>(op.getTable().getType());
-    int64_t vocabulary = type.getDimSize(0), size = type.getDimSize(1);
-    Value limit = arith::ConstantOp::create(e.b, e.loc,
-                                            e.b.getI64IntegerAttr(vocabulary));
+    int64_t size = type.getDimSize(1);
+    Value numRows = e.dim(table, 0);
+    Value limit =
+        type.isDynamicDim(0)
+            ? e.toI64(numRows)
+            : arith::ConstantOp::create(
+                  e.b, e.loc, e.b.getI64IntegerAttr(type.getDimSize(0)))
+                  .getResult();
     auto idAt = [&](ValueRange at) -> Value {
       Value id = memref::LoadOp::create(e.b, e.loc, ids, at);
       return id.getType().isInteger(64)
@@ -394,14 +399,22 @@ struct EmbeddingLowering : public SSMLowering<EmbeddingOp> {
       Value bad = e.cmp(arith::CmpIPredicate::uge, id, limit);
       e.ifThen(bad, [&] { e.callRuntime("corey_rt_bad_index", {id, limit}); });
     });
-    e.parallelOver(ids, rankOf(ids), [&](ValueRange at) {
-      Value id =
-          arith::IndexCastOp::create(e.b, e.loc, e.b.getIndexType(), idAt(at));
-      id = e.max(e.min(id, e.index(vocabulary - 1)), e.index(0));
-      e.forLanes(size, target.lanes, [&](Value d, int64_t lanes) {
-        e.store(e.load(table, {id, d}, lanes), y, append(at, d));
+    auto copy = [&] {
+      Value last = e.sub(numRows, e.index(1));
+      e.parallelOver(ids, rankOf(ids), [&](ValueRange at) {
+        Value id = arith::IndexCastOp::create(e.b, e.loc, e.b.getIndexType(),
+                                              idAt(at));
+        id = e.max(e.min(id, last), e.index(0));
+        e.forLanes(size, target.lanes, [&](Value d, int64_t lanes) {
+          e.store(e.load(table, {id, d}, lanes), y, append(at, d));
+        });
       });
-    });
+    };
+    // An empty table has no row to clamp to.
+    if (type.isDynamicDim(0))
+      e.ifThen(e.cmp(arith::CmpIPredicate::ne, numRows, e.index(0)), copy);
+    else
+      copy();
     e.replace(rewriter, y);
     return success();
   }

@@ -23,11 +23,11 @@ struct DimExpr {
   bool isOptional = false;
 
   bool isConstant() const { return symbol.empty() && !isEllipsis; }
-  /// Whether the symbol may be dynamic: batch, length and counts of sequences
-  /// and states.
+  /// Whether the symbol may be dynamic: batch, length and counts of sequences,
+  /// states and rows of a table.
   bool mayBeDynamic() const {
     return isEllipsis || symbol == "B" || symbol == "L" || symbol == "S" ||
-           symbol == "R";
+           symbol == "R" || symbol == "T";
   }
   std::string str() const;
 };

@@ -497,12 +497,14 @@ def SSM_ScaleOp : SSM_ElementwiseOp<"scale", [SameOperandsAndResultType]> {
 // Ends of a language model
 //===----------------------------------------------------------------------===//
 
-def SSM_EmbeddingOp : SSM_ShapedOp<"embedding", "ids:... table:V,D -> y:...,D:table"> {
+def SSM_EmbeddingOp : SSM_ShapedOp<"embedding", "ids:... table:T,D -> y:...,D:table"> {
   let summary = "rows of a table";
   let description = [{
         y[..., d] = table[ids[...], d]
 
-    An id outside `0 <= id < V` is an error at run time.
+    An id outside `0 <= id < T` is an error at run time. The table may be a
+    weight, or rows of any number that the program makes, of which some are
+    wanted.
 
     Example:
 
