@@ -216,6 +216,10 @@ struct ProjectionLowering : public SSMLowering<ProjectionOp> {
   /// Up to this many rows the weights are streamed once, in their own type,
   /// and reduced on the fly; beyond, a matrix product pays.
   static constexpr int64_t kFewRows = 4;
+  /// Outputs that are summed up at a time then.
+  static constexpr int64_t kSideBySide = 4;
+  /// Weights that a thread goes through at least.
+  static constexpr int64_t kLeastWeights = 16384;
 
   LogicalResult matchAndRewrite(ProjectionOp op,
                                 PatternRewriter &rewriter) const override {
@@ -243,34 +247,64 @@ struct ProjectionLowering : public SSMLowering<ProjectionOp> {
     int64_t inputs = cast<ShapedType>(op.getX().getType()).getShape().back();
     int64_t outputs = cast<ShapedType>(op.getWeight().getType()).getDimSize(0);
 
-    auto streamed = [&] {
-      e.parallel({e.index(outputs)}, [&](ValueRange ivs) {
-        Value m = ivs[0];
-        e.serialOver(x, rank - 1, [&](ValueRange row) {
-          Value total = e.scalar(0.0);
-          int64_t full = inputs / target.lanes * target.lanes;
-          auto product = [&](Value k, int64_t lanes, Value sum) {
-            return e.fma(e.load(x, append(row, k), lanes),
-                         e.load(weight, {m, k}, lanes), sum);
-          };
-          if (full) {
-            auto sums =
-                e.forLoop(e.index(0), e.index(full), e.index(target.lanes),
-                          e.constant(0.0, target.lanes),
-                          [&](Value k, ValueRange sum) -> LoopEmitter::Values {
-                            return {product(k, target.lanes, sum[0])};
-                          });
-            total = e.sumLanes(sums[0]);
-          }
-          if (full < inputs)
-            total = e.addf(total,
-                           e.sumLanes(product(e.index(full), inputs - full,
-                                              e.constant(0.0, inputs - full))));
-          if (Value factor = scaleOf(m))
+    // `count` outputs from `m` on, side by side: sums that wait for nobody, and
+    // elements of x that are loaded once.
+    auto outputsFrom = [&](Value m, int64_t count) {
+      e.serialOver(x, rank - 1, [&](ValueRange row) {
+        auto addProducts = [&](Value k, int64_t lanes, ValueRange sums) {
+          Value elements = e.load(x, append(row, k), lanes);
+          LoopEmitter::Values next;
+          for (int64_t i = 0; i < count; ++i)
+            next.push_back(e.fma(
+                elements, e.load(weight, {e.add(m, i), k}, lanes), sums[i]));
+          return next;
+        };
+        int64_t full = inputs / target.lanes * target.lanes;
+        LoopEmitter::Values totals(count, e.scalar(0.0));
+        if (full) {
+          LoopEmitter::Values sums =
+              e.forLoop(e.index(0), e.index(full), e.index(target.lanes),
+                        LoopEmitter::Values(count,
+                                            e.constant(0.0, target.lanes)),
+                        [&](Value k, ValueRange sums) {
+                          return addProducts(k, target.lanes, sums);
+                        });
+          for (int64_t i = 0; i < count; ++i)
+            totals[i] = e.sumLanes(sums[i]);
+        }
+        if (full < inputs) {
+          LoopEmitter::Values sums = addProducts(
+              e.index(full), inputs - full,
+              LoopEmitter::Values(count, e.constant(0.0, inputs - full)));
+          for (int64_t i = 0; i < count; ++i)
+            totals[i] = e.addf(totals[i], e.sumLanes(sums[i]));
+        }
+        for (int64_t i = 0; i < count; ++i) {
+          Value at = e.add(m, i), total = totals[i];
+          if (Value factor = scaleOf(at))
             total = e.mulf(total, factor);
-          e.storeScalar(e.addf(total, initial(row, m)), y, append(row, m));
-        });
+          e.storeScalar(e.addf(total, initial(row, at)), y, append(row, at));
+        }
       });
+    };
+    auto streamed = [&] {
+      int64_t together = outputs / kSideBySide * kSideBySide;
+      // What a thread is given at least is worth waking it.
+      int64_t block = llvm::alignTo(
+          std::clamp<int64_t>(kLeastWeights / std::max<int64_t>(inputs, 1),
+                              kSideBySide, std::max(together, kSideBySide)),
+          kSideBySide);
+      if (together)
+        e.parallel({e.index(llvm::divideCeil(together, block))},
+                   [&](ValueRange ivs) {
+                     Value from = e.mul(ivs[0], block);
+                     Value to = e.min(e.add(from, block), e.index(together));
+                     e.forLoop(from, to, e.index(kSideBySide), [&](Value m) {
+                       outputsFrom(m, kSideBySide);
+                     });
+                   });
+      if (together < outputs)
+        outputsFrom(e.index(together), outputs - together);
     };
 
     auto product = [&] {
