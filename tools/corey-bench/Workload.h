@@ -210,6 +210,7 @@ int runFusion(int argc, char **argv);
 int runEntropy(int argc, char **argv);
 int runPaper(int argc, char **argv);
 int runSol(int argc, char **argv);
+int runLM(int argc, char **argv);
 /// @}
 
 } // namespace corey

@@ -45,7 +45,7 @@ constexpr MeasuredOp kOps[] = {
 constexpr std::pair<llvm::StringLiteral, int (*)(int, char **)> kSubcommands[] =
     {{"rules", runRules},       {"tune", runTune},     {"fit", runFit},
      {"schedule", runSchedule}, {"fusion", runFusion}, {"entropy", runEntropy},
-     {"paper", runPaper},       {"sol", runSol}};
+     {"paper", runPaper},       {"sol", runSol},       {"lm", runLM}};
 
 /// The models of a benchmark; none if it has only one.
 llvm::SmallVector<llvm::StringRef> modelsOf(llvm::StringRef name) {

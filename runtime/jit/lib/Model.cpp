@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstring>
 #include <numeric>
+#include <random>
 #include <set>
 
 using namespace corey;
@@ -419,6 +420,125 @@ Expected<std::shared_ptr<Model>> Model::load(std::shared_ptr<Context> context,
   return Impl::create(
       std::move(context), checkpoint->config(), checkpoint->tensors(), options,
       folder, [&](const std::string &key) { return checkpoint->get(key); });
+}
+
+/// Numbers of normal distribution in device memory, of which every matrix of a
+/// random model is made: as many of its own would take longer to make than to
+/// use.
+static constexpr int64_t kRandomNumbers = int64_t(1) << 22;
+/// Standard deviation of the matrices, as transformers initializes them.
+static constexpr double kDeviation = 0.02;
+
+namespace {
+class RandomWeights {
+public:
+  static Expected<RandomWeights> create(Device device, DType type,
+                                        uint64_t seed) {
+    RandomWeights weights(device, type, seed);
+    Expected<Tensor> host = Tensor::empty(type, {kRandomNumbers});
+    if (!host)
+      return host.takeStatus();
+    std::normal_distribution<double> normal(0, kDeviation);
+    for (int64_t i = 0; i < kRandomNumbers; ++i)
+      storeScalar(type,
+                  host->dataAs<char>() +
+                      i * static_cast<int64_t>(dtypeSize(type)),
+                  normal(weights.random));
+    Expected<Tensor> numbers =
+        device.kind == Device::CPU ? host : host->to(device);
+    if (!numbers)
+      return numbers.takeStatus();
+    weights.numbers = std::move(*numbers);
+    return weights;
+  }
+
+  Expected<Tensor> make(llvm::StringRef name, const import::TensorInfo &info) {
+    auto is = [&](llvm::StringRef end) { return name.ends_with(end); };
+    std::uniform_real_distribution<double> unit(0, 1);
+    int64_t last = info.shape.empty() ? 1 : info.shape.back();
+    if (is("A_log"))
+      return fill(info, [&](int64_t i) {
+        // 1 to the number of states, or 1 to 16 for a head.
+        return std::log(info.shape.size() == 2
+                            ? static_cast<double>(i % last + 1)
+                            : 1 + 15 * unit(random));
+      });
+    if (is("dt_bias") || is("dt_proj.bias"))
+      return fill(info, [&](int64_t) {
+        // Of which softplus is between 0.001 and 0.1.
+        double dt = std::exp(std::log(1e-3) + unit(random) * std::log(1e2));
+        return dt + std::log(-std::expm1(-dt));
+      });
+    if (is(".D") || is("norm.weight") || is("norm_f.weight"))
+      return fill(info, [](int64_t) { return 1.0; });
+    if (is("conv1d.weight"))
+      return fill(info, [&](int64_t) { return unit(random) - 0.5; });
+    if (is(".bias"))
+      return fill(info, [](int64_t) { return 0.0; });
+    Expected<Tensor> made = Tensor::empty(type, info.shape, device);
+    if (!made)
+      return made;
+    int64_t size = made->numElements();
+    Expected<Tensor> flat = made->reshape({size});
+    for (int64_t at = 0; at < size;) {
+      int64_t count = std::min(size - at, kRandomNumbers - next);
+      if (Status status = flat->slice(0, at, at + count)
+                              ->copyFrom(*numbers.slice(0, next, next + count));
+          !status)
+        return status;
+      at += count;
+      next = (next + count) % kRandomNumbers;
+    }
+    return made;
+  }
+
+private:
+  RandomWeights(Device device, DType type, uint64_t seed)
+      : device(device), type(type), random(seed) {}
+
+  Expected<Tensor> fill(const import::TensorInfo &info,
+                        const std::function<double(int64_t)> &value) {
+    Expected<Tensor> host = Tensor::empty(type, info.shape);
+    if (!host)
+      return host;
+    for (int64_t i = 0; i < host->numElements(); ++i)
+      storeScalar(type,
+                  host->dataAs<char>() +
+                      i * static_cast<int64_t>(dtypeSize(type)),
+                  value(i));
+    return host;
+  }
+
+  Device device;
+  DType type;
+  std::mt19937_64 random;
+  Tensor numbers;
+  /// The next of the numbers to use.
+  int64_t next = 0;
+};
+} // namespace
+
+Expected<std::shared_ptr<Model>>
+Model::random(std::shared_ptr<Context> context, std::string_view preset,
+              DType weightType, const ModelOptions &options, uint64_t seed) {
+  if (weightType != DType::F32 && weightType != DType::F16 &&
+      weightType != DType::BF16)
+    return Status::invalidArgument(
+        std::string("expected weights of f32, f16 or bf16, got ") +
+        dtypeName(weightType));
+  Expected<import::ModelConfig> config = import::presetConfig(
+      llvm::StringRef(preset.data(), preset.size()));
+  if (!config)
+    return config.takeStatus();
+  import::TensorIndex index = import::makeTensorIndex(*config, weightType);
+  Expected<RandomWeights> weights =
+      RandomWeights::create(context->getDevice(), weightType, seed);
+  if (!weights)
+    return weights.takeStatus();
+  return Impl::create(std::move(context), *config, index, options,
+                      std::string(preset), [&](const std::string &key) {
+                        return weights->make(key, index[key]);
+                      });
 }
 
 //===----------------------------------------------------------------------===//
