@@ -298,7 +298,12 @@ private:
         .getY();
   }
   Value norm(Value x, Value weight) { return norm(x, weight, config.eps); }
+  /// A matrix of another type than 16-bit activations is rounded to theirs,
+  /// once: products of two types are not for tensor cores. Those of f32
+  /// activations read narrower matrices as they are.
   Value project(Value x, Value weight, Value bias = {}, Value residual = {}) {
+    if (!compute.isF32())
+      weight = cast(weight, compute);
     auto type = llvm::cast<RankedTensorType>(x.getType());
     SmallVector<int64_t> shape(type.getShape());
     shape.back() = llvm::cast<RankedTensorType>(weight.getType()).getDimSize(0);
@@ -357,10 +362,11 @@ private:
     Value part = slice(selected, from, size);
     if (config.type != ModelType::FalconMamba)
       return part;
-    return norm(part, ones(size, mixerWeight(like)), config.mixerEps);
+    return norm(part, ones(size, weight(layerPrefix(0) + "mixer." + like)),
+                config.mixerEps);
   }
-  /// exp(0 w) of the first row of a weight: computed once and kept where the
-  /// program runs, as a tensor constant is not.
+  /// exp(0 w) of the first row of a weight: computed once, for all layers, and
+  /// kept where the program runs, as a tensor constant is not.
   Value ones(int64_t size, Value matrix) {
     Value row = tensor::ExtractSliceOp::create(
         b, RankedTensorType::get({size}, elementOf(matrix)), matrix,
