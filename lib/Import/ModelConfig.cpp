@@ -104,10 +104,10 @@ public:
   void fail(StatusCode code, llvm::StringRef key, const llvm::Twine &expected,
             const llvm::Twine &got) {
     if (status)
-      status =
-          Status(code, (file + ": " + key + ": expected " + expected + ", got ")
-                               .str() +
-                           got.str());
+      status = Status(
+          code,
+          (file + ": " + key + ": expected " + expected + ", got ").str() +
+              got.str());
   }
   void failValue(llvm::StringRef key, const llvm::Twine &expected,
                  StatusCode code = StatusCode::InvalidArgument) {
@@ -190,11 +190,10 @@ public:
 
 /// Types of models whose layers are not all state-space layers.
 static bool hasAttention(llvm::StringRef type) {
-  return llvm::is_contained(
-      {"bamba", "jamba", "zamba", "zamba2", "nemotron_h", "granitemoehybrid",
-       "falcon_h1", "recurrent_gemma", "plamo2", "samba", "hymba",
-       "qwen3_next"},
-      type);
+  return llvm::is_contained({"bamba", "jamba", "zamba", "zamba2", "nemotron_h",
+                             "granitemoehybrid", "falcon_h1", "recurrent_gemma",
+                             "plamo2", "samba", "hymba", "qwen3_next"},
+                            type);
 }
 
 //===----------------------------------------------------------------------===//
@@ -223,11 +222,10 @@ static std::optional<ModelType> readType(KeyReader &keys) {
        {ModelType::Mamba, ModelType::Mamba2, ModelType::FalconMamba})
     if (name == modelTypeName(type))
       return type;
-  keys.fail(StatusCode::Unsupported, "model_type",
-            "mamba, mamba2 or falcon_mamba",
-            (value ? describe(*value) : "none") +
-                (hasAttention(name) ? " (attention layers are not supported)"
-                                    : ""));
+  keys.fail(
+      StatusCode::Unsupported, "model_type", "mamba, mamba2 or falcon_mamba",
+      (value ? describe(*value) : "none") +
+          (hasAttention(name) ? " (attention layers are not supported)" : ""));
   return std::nullopt;
 }
 
@@ -302,8 +300,7 @@ Expected<ModelConfig> import::parseModelConfig(llvm::StringRef text,
   config.eps = keys.epsilon("layer_norm_epsilon", config.eps);
   config.useBias = keys.boolean("use_bias", config.useBias);
   config.useConvBias = keys.boolean("use_conv_bias", config.useConvBias);
-  config.residualInF32 =
-      keys.boolean("residual_in_fp32", config.residualInF32);
+  config.residualInF32 = keys.boolean("residual_in_fp32", config.residualInF32);
   if (keys.get("tie_word_embeddings"))
     config.tiedEmbeddings = keys.boolean("tie_word_embeddings", true);
 

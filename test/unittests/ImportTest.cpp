@@ -117,12 +117,11 @@ TEST(ModelConfig, Values) {
 }
 
 TEST(ModelConfig, Infinities) {
-  for (const char *infinity :
-       {"Infinity", R"("inf")", R"("Infinity")", R"({"__float__": "Infinity"})",
-        "1e39"}) {
-    ModelConfig config = parse(
-        mamba2(std::string(R"(, "time_step_limit": [0.25, )") + infinity +
-               R"(], "a \" Infinity": "NaN, \\")"));
+  for (const char *infinity : {"Infinity", R"("inf")", R"("Infinity")",
+                               R"({"__float__": "Infinity"})", "1e39"}) {
+    ModelConfig config =
+        parse(mamba2(std::string(R"(, "time_step_limit": [0.25, )") + infinity +
+                     R"(], "a \" Infinity": "NaN, \\")"));
     EXPECT_EQ(config.timeStepMin, 0.25) << infinity;
     EXPECT_GE(config.timeStepMax, 1e39) << infinity;
   }
@@ -312,8 +311,8 @@ Tensor indices(const std::vector<int64_t> &shape, const std::vector<int> &ids) {
 class Model {
 public:
   Model(const std::string &name, const import::ImportOptions &options = {})
-      : checkpoint(take(Checkpoint::open(COREY_TEST_INPUTS "/checkpoints/" +
-                                         name))),
+      : checkpoint(
+            take(Checkpoint::open(COREY_TEST_INPUTS "/checkpoints/" + name))),
         golden(take(SafeTensors::open(COREY_TEST_INPUTS "/golden/models/" +
                                       name + ".safetensors"))) {
     mlir::MLIRContext mlirContext(mlir::MLIRContext::Threading::DISABLED);
@@ -360,7 +359,8 @@ public:
     size_t before = inputs.size();
     for (size_t i = 0; i < pools.size(); ++i) {
       EXPECT_EQ(info.outputs[outputs.size()].updatedInput, int(before + i));
-      EXPECT_EQ(info.outputs[outputs.size()].name, info.inputs[before + i].name);
+      EXPECT_EQ(info.outputs[outputs.size()].name,
+                info.inputs[before + i].name);
       inputs.push_back(pools[i]);
       outputs.push_back(pools[i]);
     }
@@ -385,8 +385,8 @@ public:
   Row after(const std::vector<int> &ids) {
     reset(1);
     int length = ids.size();
-    return run("prefill", {indices({1, length}, ids), indices({1}, {length - 1}),
-                           indices({1}, {0})})[0];
+    return run("prefill", {indices({1, length}, ids),
+                           indices({1}, {length - 1}), indices({1}, {0})})[0];
   }
 
   Checkpoint checkpoint;
@@ -446,9 +446,9 @@ TEST_P(Checkpoints, Segments) {
     std::vector<int> second(ids.begin() + cut, ids.end());
     m.after(first);
     int length = second.size();
-    Row logits = m.run("prefill", {indices({1, length}, second),
-                                   indices({1}, {length - 1}),
-                                   indices({1}, {0})})[0];
+    Row logits =
+        m.run("prefill", {indices({1, length}, second),
+                          indices({1}, {length - 1}), indices({1}, {0})})[0];
     EXPECT_LE(relativeError(logits, whole), 2e-6) << cut;
   }
 }
@@ -480,10 +480,9 @@ TEST_P(Checkpoints, PackedAndBatched) {
   m.reset(7);
   int length = packed.size();
   std::vector<int> slots{5, 0, 6, 2};
-  std::vector<Row> together =
-      m.run("prefill_packed",
-            {indices({1, length}, packed), indices({4}, starts),
-             indices({4}, rows), indices({4}, slots)});
+  std::vector<Row> together = m.run(
+      "prefill_packed", {indices({1, length}, packed), indices({4}, starts),
+                         indices({4}, rows), indices({4}, slots)});
   for (int i = 0; i < 4; ++i)
     EXPECT_LE(relativeError(together[i], alone[i]), 2e-6) << i;
 
@@ -492,9 +491,9 @@ TEST_P(Checkpoints, PackedAndBatched) {
   std::vector<int> reordered;
   for (int i : order)
     reordered.push_back(slots[i]);
-  std::vector<Row> batched = m.run(
-      "prefill", {indices({4, 2}, more), indices({4}, {1, 3, 5, 7}),
-                  indices({4}, reordered)});
+  std::vector<Row> batched =
+      m.run("prefill", {indices({4, 2}, more), indices({4}, {1, 3, 5, 7}),
+                        indices({4}, reordered)});
   for (int i = 0; i < 4; ++i) {
     std::vector<int> part(ids.end() - lengths[order[i]], ids.end());
     part.push_back(more[2 * i]);
@@ -522,7 +521,8 @@ TEST_P(Checkpoints, RowsOutOfRange) {
 
 /// 16 bits between kernels cost what they have to.
 TEST_P(Checkpoints, HalfPrecision) {
-  for (auto [type, bound] : {std::pair(DType::BF16, 1e-2), {DType::F16, 1e-3}}) {
+  for (auto [type, bound] :
+       {std::pair(DType::BF16, 1e-2), {DType::F16, 1e-3}}) {
     import::ImportOptions options;
     options.computeType = type;
     options.prefillPacked = options.decode = false;

@@ -61,9 +61,8 @@ static Expected<std::string> importModel(const std::string &model,
     if (name->empty())
       continue;
     Expected<DType> parsed = dtypeFromName(*name);
-    if (!parsed ||
-        (*parsed != DType::F32 && *parsed != DType::F16 &&
-         *parsed != DType::BF16))
+    if (!parsed || (*parsed != DType::F32 && *parsed != DType::F16 &&
+                    *parsed != DType::BF16))
       return Status::invalidArgument(std::string(option) +
                                      ": expected f32, f16 or bf16, got '" +
                                      *name + "'");
@@ -104,12 +103,14 @@ static bool isModel(const std::string &name) {
 
 int corey::coreyTranslateMain(int argc, char **argv) {
   cl::OptionCategory category("corey-translate options");
-  cl::opt<std::string> file(cl::Positional, cl::desc("<program.mlir, model's folder or name>"),
+  cl::opt<std::string> file(cl::Positional,
+                            cl::desc("<program.mlir, model's folder or name>"),
                             cl::Required, cl::cat(category));
   cl::opt<std::string> to(
       "to",
       cl::desc("Output: llvmir (optimized LLVM IR), mlir (LLVM dialect; of a "
-               "model its ssm module), o (object), so (shared library), ptx or cubin (kernels of a GPU, "
+               "model its ssm module), o (object), so (shared library), ptx or "
+               "cubin (kernels of a GPU, "
                "as text or machine code)"),
       cl::init("llvmir"), cl::cat(category));
   cl::opt<std::string> output(

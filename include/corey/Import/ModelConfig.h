@@ -43,8 +43,7 @@ struct ModelConfig {
   /// Of the RMS norms; `mixerEps` of those of B, C and dt (FalconMamba).
   double eps = 1e-5, mixerEps = 1e-6;
   /// Limits of dt behind the softplus (Mamba2).
-  double timeStepMin = 0,
-         timeStepMax = std::numeric_limits<double>::infinity();
+  double timeStepMin = 0, timeStepMax = std::numeric_limits<double>::infinity();
   /// Of a mixer's first and last projection, and of its convolution.
   bool useBias = false, useConvBias = true;
   /// Whether what the layers add up is f32, whatever the compute type is.
