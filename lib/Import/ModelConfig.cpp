@@ -272,16 +272,44 @@ static void readTimeStepLimit(KeyReader &keys, ModelConfig &config) {
   config.timeStepMax = *max;
 }
 
-Expected<ModelConfig> import::parseModelConfig(llvm::StringRef text,
-                                               llvm::StringRef file) {
+static void readTokens(KeyReader &keys, ModelConfig &config) {
+  if (keys.get("bos_token_id"))
+    config.bosTokenId = keys.token("bos_token_id");
+  if (keys.get("pad_token_id"))
+    config.padTokenId = keys.token("pad_token_id");
+  if (keys.get("eos_token_id"))
+    config.eosTokenIds = keys.tokens("eos_token_id");
+}
+
+/// The object that is a whole file.
+static Expected<json::Object> parseObject(llvm::StringRef text,
+                                          llvm::StringRef file) {
   llvm::Expected<json::Value> parsed = json::parse(quotePythonNumbers(text));
   if (!parsed)
     return Status::invalidArgument(file.str() + ": expected JSON, got " +
                                    llvm::toString(parsed.takeError()));
-  const json::Object *object = parsed->getAsObject();
+  json::Object *object = parsed->getAsObject();
   if (!object)
     return Status::invalidArgument(file.str() + ": expected an object, got " +
                                    describe(*parsed));
+  return std::move(*object);
+}
+
+Status import::readGenerationConfig(llvm::StringRef text, llvm::StringRef file,
+                                    ModelConfig &config) {
+  Expected<json::Object> object = parseObject(text, file);
+  if (!object)
+    return object.takeStatus();
+  KeyReader keys(*object, file);
+  readTokens(keys, config);
+  return keys.status;
+}
+
+Expected<ModelConfig> import::parseModelConfig(llvm::StringRef text,
+                                               llvm::StringRef file) {
+  Expected<json::Object> object = parseObject(text, file);
+  if (!object)
+    return object.takeStatus();
   KeyReader keys(*object, file);
   ModelConfig config;
   std::optional<ModelType> type = readType(keys);
@@ -344,9 +372,7 @@ Expected<ModelConfig> import::parseModelConfig(llvm::StringRef text,
       config.mixerEps = keys.epsilon("mixer_rms_eps", config.mixerEps);
   }
 
-  config.bosTokenId = keys.token("bos_token_id");
-  config.padTokenId = keys.token("pad_token_id");
-  config.eosTokenIds = keys.tokens("eos_token_id");
+  readTokens(keys, config);
   if (!keys.status)
     return keys.status;
   return config;

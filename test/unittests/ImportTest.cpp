@@ -116,6 +116,22 @@ TEST(ModelConfig, Values) {
             std::vector<int64_t>{5});
 }
 
+TEST(ModelConfig, GenerationConfig) {
+  ModelConfig config =
+      parse(mamba(R"(, "bos_token_id": 1, "eos_token_id": 2)"));
+  EXPECT_TRUE(import::readGenerationConfig(
+      R"({"eos_token_id": [3, 4], "pad_token_id": 5, "do_sample": false})",
+      "generation_config.json", config));
+  EXPECT_EQ(config.bosTokenId, std::optional<int64_t>(1));
+  EXPECT_EQ(config.padTokenId, std::optional<int64_t>(5));
+  EXPECT_EQ(config.eosTokenIds, (std::vector<int64_t>{3, 4}));
+  EXPECT_EQ(import::readGenerationConfig(R"({"bos_token_id": "a"})",
+                                         "generation_config.json", config)
+                .message(),
+            "generation_config.json: bos_token_id: expected an integer from "
+            "-2147483648 to 2147483647, got 'a'");
+}
+
 TEST(ModelConfig, Infinities) {
   for (const char *infinity : {"Infinity", R"("inf")", R"("Infinity")",
                                R"({"__float__": "Infinity"})", "1e39"}) {

@@ -73,6 +73,12 @@ struct ModelConfig {
 Expected<ModelConfig> parseModelConfig(llvm::StringRef text,
                                        llvm::StringRef file = "config.json");
 
+/// Takes the tokens that begin, end and fill up a text from the text of a
+/// `generation_config.json`, which goes before the model's description where it
+/// has them. Errors: InvalidArgument, naming the key.
+Status readGenerationConfig(llvm::StringRef text, llvm::StringRef file,
+                            ModelConfig &config);
+
 /// The shapes of published models: "mamba-130m", "mamba-370m", "mamba-790m",
 /// "mamba-1.4b", "mamba-2.8b", "mamba2-130m", "mamba2-370m", "mamba2-780m",
 /// "mamba2-1.3b" and "mamba2-2.7b".

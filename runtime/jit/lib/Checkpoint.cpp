@@ -74,6 +74,16 @@ Expected<Checkpoint> Checkpoint::open(const std::string &folder) {
   if (!config)
     return config.takeStatus();
   checkpoint.description = *config;
+  std::string generationPath = pathIn(folder, "generation_config.json");
+  if (llvm::sys::fs::exists(generationPath)) {
+    text = readText(generationPath);
+    if (!text)
+      return text.takeStatus();
+    if (Status status = import::readGenerationConfig(*text, generationPath,
+                                                     checkpoint.description);
+        !status)
+      return status;
+  }
 
   std::map<std::string, std::string> wanted;
   std::vector<std::string> names{"model.safetensors"};
