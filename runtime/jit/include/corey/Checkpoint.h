@@ -18,7 +18,8 @@ namespace corey {
 
 /// A folder as transformers writes it: `config.json`, perhaps
 /// `generation_config.json`, and the tensors in `model.safetensors` or in the
-/// files that `model.safetensors.index.json` names.
+/// files that `model.safetensors.index.json` names. Not among what libcorey.so
+/// exports: this header needs MLIR's.
 class Checkpoint {
 public:
   /// Maps the files of a folder and reads its description. Tensors of one name
