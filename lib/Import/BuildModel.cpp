@@ -50,8 +50,7 @@ static std::vector<TensorSpec> tensorsOf(const ModelConfig &config,
   int64_t states = config.stateSize, channels = config.convChannels();
   bool isMamba2 = config.type == ModelType::Mamba2;
   // The gate, what the convolution takes, and dt of each head.
-  int64_t projected =
-      isMamba2 ? inner + channels + config.numHeads : 2 * inner;
+  int64_t projected = isMamba2 ? inner + channels + config.numHeads : 2 * inner;
   std::vector<TensorSpec> specs;
   specs.push_back({kEmbeddings.str(), {config.vocabSize, hidden}});
   for (int64_t layer = 0; layer < config.numLayers; ++layer) {
@@ -187,8 +186,8 @@ public:
       function.setResultAttr(i, kNameAttr, b.getStringAttr(name));
     Block *block = function.addEntryBlock();
     b.setInsertionPointToStart(block);
-    starts = entry == Entry::PrefillPacked ? block->getArgument(startsAt)
-                                           : Value();
+    starts =
+        entry == Entry::PrefillPacked ? block->getArgument(startsAt) : Value();
     slots = block->getArgument(slotsAt);
 
     Value ids = block->getArgument(0);
@@ -202,12 +201,12 @@ public:
     SmallVector<Value> returned;
     for (int64_t layer = 0; layer < config.numLayers; ++layer) {
       prefix = layerPrefix(layer);
-      site = FlatSymbolRefAttr::get(b.getContext(), "layers." +
-                                                        std::to_string(layer) +
-                                                        ".scan");
+      site = FlatSymbolRefAttr::get(
+          b.getContext(), "layers." + std::to_string(layer) + ".scan");
       convPool = block->getArgument(poolsAt + 2 * layer);
       statePool = block->getArgument(poolsAt + 2 * layer + 1);
-      Value normed = cast(norm(hidden, weight(prefix + "norm.weight")), compute);
+      Value normed =
+          cast(norm(hidden, weight(prefix + "norm.weight")), compute);
       hidden = config.type == ModelType::Mamba2 ? mixer2(normed, hidden)
                                                 : mixer(normed, hidden);
       returned.append({convPool, statePool});
@@ -215,8 +214,9 @@ public:
 
     // Only rows that are asked for take part in the head.
     Value rows = tensor::CollapseShapeOp::create(
-        b, RankedTensorType::get({isDecode ? batch : dynamic, config.hiddenSize},
-                                 stream),
+        b,
+        RankedTensorType::get({isDecode ? batch : dynamic, config.hiddenSize},
+                              stream),
         hidden, ArrayRef<ReassociationIndices>{{0, 1}, {2}});
     if (!isDecode)
       rows = EmbeddingOp::create(
@@ -254,9 +254,9 @@ private:
   //===--------------------------------------------------------------------===//
 
   RankedTensorType convPoolType() {
-    return RankedTensorType::get({ShapedType::kDynamic, config.convKernel - 1,
-                                  config.convChannels()},
-                                 compute);
+    return RankedTensorType::get(
+        {ShapedType::kDynamic, config.convKernel - 1, config.convChannels()},
+        compute);
   }
   RankedTensorType statePoolType() {
     SmallVector<int64_t> shape{ShapedType::kDynamic, config.numHeads};
@@ -292,13 +292,18 @@ private:
   }
   Value norm(Value x, Value weight, double eps, Value gate = {}) {
     return RMSNormOp::create(b, x.getType(), /*residual_out=*/Type(), x, weight,
-                             /*residual=*/Value(), gate,
-                             b.getF32FloatAttr(eps), /*group_size=*/nullptr,
+                             /*residual=*/Value(), gate, b.getF32FloatAttr(eps),
+                             /*group_size=*/nullptr,
                              /*norm_before_gate=*/UnitAttr())
         .getY();
   }
   Value norm(Value x, Value weight) { return norm(x, weight, config.eps); }
+  /// A matrix of another type than 16-bit activations is rounded to theirs,
+  /// once: products of two types are not for tensor cores. Those of f32
+  /// activations read narrower matrices as they are.
   Value project(Value x, Value weight, Value bias = {}, Value residual = {}) {
+    if (!compute.isF32())
+      weight = cast(weight, compute);
     auto type = llvm::cast<RankedTensorType>(x.getType());
     SmallVector<int64_t> shape(type.getShape());
     shape.back() = llvm::cast<RankedTensorType>(weight.getType()).getDimSize(0);
@@ -357,10 +362,11 @@ private:
     Value part = slice(selected, from, size);
     if (config.type != ModelType::FalconMamba)
       return part;
-    return norm(part, ones(size, mixerWeight(like)), config.mixerEps);
+    return norm(part, ones(size, weight(layerPrefix(0) + "mixer." + like)),
+                config.mixerEps);
   }
-  /// exp(0 w) of the first row of a weight: computed once and kept where the
-  /// program runs, as a tensor constant is not.
+  /// exp(0 w) of the first row of a weight: computed once, for all layers, and
+  /// kept where the program runs, as a tensor constant is not.
   Value ones(int64_t size, Value matrix) {
     Value row = tensor::ExtractSliceOp::create(
         b, RankedTensorType::get({size}, elementOf(matrix)), matrix,
@@ -400,8 +406,7 @@ private:
     Value mixed = convolve(slice(all, inner, channels));
     Value heads =
         expand(slice(mixed, 0, inner), config.numHeads, config.headDim);
-    Value B =
-        expand(slice(mixed, inner, groups * states), groups, states);
+    Value B = expand(slice(mixed, inner, groups * states), groups, states);
     Value C = expand(slice(mixed, inner + groups * states, groups * states),
                      groups, states);
     // dt is positive, so that the usual limits are none.
@@ -464,10 +469,9 @@ static Status declareWeights(const ModelConfig &config,
                               shapeText(spec.shape) + ", got none");
     const TensorInfo &info = it->second;
     if (squeeze(info.shape) != squeeze(spec.shape))
-      return Status::invalidArgument("tensor '" + spec.name +
-                                     "': expected shape " +
-                                     shapeText(spec.shape) + ", got " +
-                                     shapeText(info.shape));
+      return Status::invalidArgument(
+          "tensor '" + spec.name + "': expected shape " +
+          shapeText(spec.shape) + ", got " + shapeText(info.shape));
     Type element = toFloatType(info.dtype, module.getContext());
     if (!element)
       return Status::invalidArgument("tensor '" + spec.name +
@@ -510,8 +514,8 @@ import::buildModel(const ModelConfig &config, const TensorIndex &tensors,
                                      ": expected f32, f16 or bf16, got "
                                      "another type");
   OwningOpRef<ModuleOp> module = ModuleOp::create(UnknownLoc::get(context));
-  bool ownHead = config.tiedEmbeddings ? !*config.tiedEmbeddings
-                                       : tensors.contains(kHead);
+  bool ownHead =
+      config.tiedEmbeddings ? !*config.tiedEmbeddings : tensors.contains(kHead);
   if (Status status = declareWeights(config, tensors, ownHead, *module);
       !status)
     return status;

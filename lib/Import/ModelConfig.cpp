@@ -104,10 +104,10 @@ public:
   void fail(StatusCode code, llvm::StringRef key, const llvm::Twine &expected,
             const llvm::Twine &got) {
     if (status)
-      status =
-          Status(code, (file + ": " + key + ": expected " + expected + ", got ")
-                               .str() +
-                           got.str());
+      status = Status(
+          code,
+          (file + ": " + key + ": expected " + expected + ", got ").str() +
+              got.str());
   }
   void failValue(llvm::StringRef key, const llvm::Twine &expected,
                  StatusCode code = StatusCode::InvalidArgument) {
@@ -190,11 +190,10 @@ public:
 
 /// Types of models whose layers are not all state-space layers.
 static bool hasAttention(llvm::StringRef type) {
-  return llvm::is_contained(
-      {"bamba", "jamba", "zamba", "zamba2", "nemotron_h", "granitemoehybrid",
-       "falcon_h1", "recurrent_gemma", "plamo2", "samba", "hymba",
-       "qwen3_next"},
-      type);
+  return llvm::is_contained({"bamba", "jamba", "zamba", "zamba2", "nemotron_h",
+                             "granitemoehybrid", "falcon_h1", "recurrent_gemma",
+                             "plamo2", "samba", "hymba", "qwen3_next"},
+                            type);
 }
 
 //===----------------------------------------------------------------------===//
@@ -223,11 +222,10 @@ static std::optional<ModelType> readType(KeyReader &keys) {
        {ModelType::Mamba, ModelType::Mamba2, ModelType::FalconMamba})
     if (name == modelTypeName(type))
       return type;
-  keys.fail(StatusCode::Unsupported, "model_type",
-            "mamba, mamba2 or falcon_mamba",
-            (value ? describe(*value) : "none") +
-                (hasAttention(name) ? " (attention layers are not supported)"
-                                    : ""));
+  keys.fail(
+      StatusCode::Unsupported, "model_type", "mamba, mamba2 or falcon_mamba",
+      (value ? describe(*value) : "none") +
+          (hasAttention(name) ? " (attention layers are not supported)" : ""));
   return std::nullopt;
 }
 
@@ -274,16 +272,44 @@ static void readTimeStepLimit(KeyReader &keys, ModelConfig &config) {
   config.timeStepMax = *max;
 }
 
-Expected<ModelConfig> import::parseModelConfig(llvm::StringRef text,
-                                               llvm::StringRef file) {
+static void readTokens(KeyReader &keys, ModelConfig &config) {
+  if (keys.get("bos_token_id"))
+    config.bosTokenId = keys.token("bos_token_id");
+  if (keys.get("pad_token_id"))
+    config.padTokenId = keys.token("pad_token_id");
+  if (keys.get("eos_token_id"))
+    config.eosTokenIds = keys.tokens("eos_token_id");
+}
+
+/// The object that is a whole file.
+static Expected<json::Object> parseObject(llvm::StringRef text,
+                                          llvm::StringRef file) {
   llvm::Expected<json::Value> parsed = json::parse(quotePythonNumbers(text));
   if (!parsed)
     return Status::invalidArgument(file.str() + ": expected JSON, got " +
                                    llvm::toString(parsed.takeError()));
-  const json::Object *object = parsed->getAsObject();
+  json::Object *object = parsed->getAsObject();
   if (!object)
     return Status::invalidArgument(file.str() + ": expected an object, got " +
                                    describe(*parsed));
+  return std::move(*object);
+}
+
+Status import::readGenerationConfig(llvm::StringRef text, llvm::StringRef file,
+                                    ModelConfig &config) {
+  Expected<json::Object> object = parseObject(text, file);
+  if (!object)
+    return object.takeStatus();
+  KeyReader keys(*object, file);
+  readTokens(keys, config);
+  return keys.status;
+}
+
+Expected<ModelConfig> import::parseModelConfig(llvm::StringRef text,
+                                               llvm::StringRef file) {
+  Expected<json::Object> object = parseObject(text, file);
+  if (!object)
+    return object.takeStatus();
   KeyReader keys(*object, file);
   ModelConfig config;
   std::optional<ModelType> type = readType(keys);
@@ -302,8 +328,7 @@ Expected<ModelConfig> import::parseModelConfig(llvm::StringRef text,
   config.eps = keys.epsilon("layer_norm_epsilon", config.eps);
   config.useBias = keys.boolean("use_bias", config.useBias);
   config.useConvBias = keys.boolean("use_conv_bias", config.useConvBias);
-  config.residualInF32 =
-      keys.boolean("residual_in_fp32", config.residualInF32);
+  config.residualInF32 = keys.boolean("residual_in_fp32", config.residualInF32);
   if (keys.get("tie_word_embeddings"))
     config.tiedEmbeddings = keys.boolean("tie_word_embeddings", true);
 
@@ -347,9 +372,7 @@ Expected<ModelConfig> import::parseModelConfig(llvm::StringRef text,
       config.mixerEps = keys.epsilon("mixer_rms_eps", config.mixerEps);
   }
 
-  config.bosTokenId = keys.token("bos_token_id");
-  config.padTokenId = keys.token("pad_token_id");
-  config.eosTokenIds = keys.tokens("eos_token_id");
+  readTokens(keys, config);
   if (!keys.status)
     return keys.status;
   return config;

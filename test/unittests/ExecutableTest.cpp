@@ -620,6 +620,33 @@ TEST(RunErrors, OverlappingOutputs) {
   EXPECT_TRUE(executable->run("main", scanInputs(2, 3), outputs).isOk());
 }
 
+TEST(RunErrors, EmbeddingIdsOfAnyTable) {
+  std::shared_ptr<Executable> executable = compile(
+      "func.func @main(%ids: tensor<?xi32>, %t: tensor<?x2xf32>) -> "
+      "tensor<?x2xf32> {\n"
+      "  %y = ssm.embedding %ids, %t : tensor<?xi32>, tensor<?x2xf32> -> "
+      "tensor<?x2xf32>\n  return %y : tensor<?x2xf32>\n}\n");
+  auto run = [&](const std::vector<int32_t> &ids, int64_t rows,
+                 std::vector<Tensor> &outputs) {
+    return executable->run("main",
+                           {makeIntegers<int32_t>(DType::I32, ids),
+                            take(Tensor::empty(DType::F32, {rows, 2}, true))},
+                           outputs);
+  };
+  std::vector<Tensor> outputs;
+  for (int64_t rows : {1, 5, 7}) {
+    ASSERT_OK(run({0, int32_t(rows - 1)}, rows, outputs));
+    outputs.clear();
+    EXPECT_STATUS(run({int32_t(rows)}, rows, outputs), InvalidArgument,
+                  "@main: expected ids of an embedding to be in [0, " +
+                      std::to_string(rows) + "), got " + std::to_string(rows));
+  }
+  // Of none there is no row to copy.
+  EXPECT_STATUS(run({0}, 0, outputs), InvalidArgument,
+                "@main: expected ids of an embedding to be in [0, 0), got 0");
+  ASSERT_OK(run({}, 0, outputs));
+}
+
 TEST(RunErrors, EmbeddingIds) {
   for (const char *type : {"i32", "i64"}) {
     std::string source = std::string("func.func @main(%ids: tensor<?x") + type +

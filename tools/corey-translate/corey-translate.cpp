@@ -27,26 +27,42 @@ static std::string findRuntimeArchive(const char *argv0) {
   return llvm::sys::fs::exists(path) ? path.str().str() : "";
 }
 
-/// The types of a model that no program is there for yet.
-struct ModelTypes {
+namespace {
+/// How the program of a model is made.
+struct ModelOptions {
   std::string weights, compute, state;
+  std::vector<std::string> functions;
 };
+} // namespace
 
 /// The module of the checkpoint in a folder, or of a published model's shapes.
 static Expected<std::string> importModel(const std::string &model,
-                                         const ModelTypes &types) {
+                                         const ModelOptions &given) {
   import::ImportOptions options;
+  if (!given.functions.empty()) {
+    options.prefill = options.prefillPacked = options.decode = false;
+    for (const std::string &name : given.functions) {
+      bool *wanted = name == "prefill"          ? &options.prefill
+                     : name == "prefill_packed" ? &options.prefillPacked
+                     : name == "decode"         ? &options.decode
+                                                : nullptr;
+      if (!wanted)
+        return Status::invalidArgument("--functions: expected prefill, "
+                                       "prefill_packed or decode, got '" +
+                                       name + "'");
+      *wanted = true;
+    }
+  }
   DType weights = DType::F32;
   for (auto [option, name, dtype] :
-       {std::tuple("--weight-type", &types.weights, &weights),
-        {"--compute-type", &types.compute, &options.computeType},
-        {"--state-type", &types.state, &options.stateType}}) {
+       {std::tuple("--weight-type", &given.weights, &weights),
+        {"--compute-type", &given.compute, &options.computeType},
+        {"--state-type", &given.state, &options.stateType}}) {
     if (name->empty())
       continue;
     Expected<DType> parsed = dtypeFromName(*name);
-    if (!parsed ||
-        (*parsed != DType::F32 && *parsed != DType::F16 &&
-         *parsed != DType::BF16))
+    if (!parsed || (*parsed != DType::F32 && *parsed != DType::F16 &&
+                    *parsed != DType::BF16))
       return Status::invalidArgument(std::string(option) +
                                      ": expected f32, f16 or bf16, got '" +
                                      *name + "'");
@@ -55,7 +71,7 @@ static Expected<std::string> importModel(const std::string &model,
   import::ModelConfig config;
   import::TensorIndex tensors;
   if (llvm::sys::fs::is_directory(model)) {
-    if (!types.weights.empty())
+    if (!given.weights.empty())
       return Status::invalidArgument(
           "--weight-type: expected the name of a published model, got a "
           "folder, whose tensors have types");
@@ -87,12 +103,14 @@ static bool isModel(const std::string &name) {
 
 int corey::coreyTranslateMain(int argc, char **argv) {
   cl::OptionCategory category("corey-translate options");
-  cl::opt<std::string> file(cl::Positional, cl::desc("<program.mlir, model's folder or name>"),
+  cl::opt<std::string> file(cl::Positional,
+                            cl::desc("<program.mlir, model's folder or name>"),
                             cl::Required, cl::cat(category));
   cl::opt<std::string> to(
       "to",
       cl::desc("Output: llvmir (optimized LLVM IR), mlir (LLVM dialect; of a "
-               "model its ssm module), o (object), so (shared library), ptx or cubin (kernels of a GPU, "
+               "model its ssm module), o (object), so (shared library), ptx or "
+               "cubin (kernels of a GPU, "
                "as text or machine code)"),
       cl::init("llvmir"), cl::cat(category));
   cl::opt<std::string> output(
@@ -128,26 +146,32 @@ int corey::coreyTranslateMain(int argc, char **argv) {
       cl::init(0), cl::cat(category));
   cl::opt<int> optLevel("O", cl::desc("Optimization level, 0 to 3"), cl::Prefix,
                         cl::init(2), cl::cat(category));
-  ModelTypes types;
+  ModelOptions modelOptions;
   cl::opt<std::string, true> weightType(
       "weight-type",
       cl::desc("Type of a named model's weights: f32 (default), f16, bf16"),
-      cl::location(types.weights), cl::cat(category));
+      cl::location(modelOptions.weights), cl::cat(category));
   cl::opt<std::string, true> computeType(
       "compute-type",
       cl::desc("Type of a model's activations: f32 (default), f16, bf16"),
-      cl::location(types.compute), cl::cat(category));
+      cl::location(modelOptions.compute), cl::cat(category));
   cl::opt<std::string, true> stateType(
       "state-type",
       cl::desc("Type of a model's states: f32 (default), f16, bf16"),
-      cl::location(types.state), cl::cat(category));
+      cl::location(modelOptions.state), cl::cat(category));
+  cl::list<std::string, std::vector<std::string>> functions(
+      "functions",
+      cl::desc("A model's functions: prefill, prefill_packed, decode; all if "
+               "none is given"),
+      cl::CommaSeparated, cl::location(modelOptions.functions),
+      cl::value_desc("name,..."), cl::cat(category));
   cl::HideUnrelatedOptions(category);
   cl::ParseCommandLineOptions(argc, argv,
                               "COREY: export a state-space model program\n");
 
   std::string source;
   if (isModel(file)) {
-    Expected<std::string> module = importModel(file, types);
+    Expected<std::string> module = importModel(file, modelOptions);
     if (!module)
       return reportError(kTool, module.status());
     source = std::move(*module);

@@ -43,8 +43,7 @@ struct ModelConfig {
   /// Of the RMS norms; `mixerEps` of those of B, C and dt (FalconMamba).
   double eps = 1e-5, mixerEps = 1e-6;
   /// Limits of dt behind the softplus (Mamba2).
-  double timeStepMin = 0,
-         timeStepMax = std::numeric_limits<double>::infinity();
+  double timeStepMin = 0, timeStepMax = std::numeric_limits<double>::infinity();
   /// Of a mixer's first and last projection, and of its convolution.
   bool useBias = false, useConvBias = true;
   /// Whether what the layers add up is f32, whatever the compute type is.
@@ -73,6 +72,12 @@ struct ModelConfig {
 /// (attention layers, other activations, quantized weights).
 Expected<ModelConfig> parseModelConfig(llvm::StringRef text,
                                        llvm::StringRef file = "config.json");
+
+/// Takes the tokens that begin, end and fill up a text from the text of a
+/// `generation_config.json`, which goes before the model's description where it
+/// has them. Errors: InvalidArgument, naming the key.
+Status readGenerationConfig(llvm::StringRef text, llvm::StringRef file,
+                            ModelConfig &config);
 
 /// The shapes of published models: "mamba-130m", "mamba-370m", "mamba-790m",
 /// "mamba-1.4b", "mamba-2.8b", "mamba2-130m", "mamba2-370m", "mamba2-780m",

@@ -51,8 +51,7 @@ readIndex(const std::string &path) {
     auto file = value.getAsString();
     // Files of the folder only.
     if (!file || file->empty() || llvm::sys::path::filename(*file) != *file)
-      return Status::invalidArgument(path + ": weight_map: " +
-                                     name.str() +
+      return Status::invalidArgument(path + ": weight_map: " + name.str() +
                                      ": expected the name of a file of the "
                                      "folder, got " +
                                      (file ? "'" + file->str() + "'" : "none"));
@@ -75,6 +74,16 @@ Expected<Checkpoint> Checkpoint::open(const std::string &folder) {
   if (!config)
     return config.takeStatus();
   checkpoint.description = *config;
+  std::string generationPath = pathIn(folder, "generation_config.json");
+  if (llvm::sys::fs::exists(generationPath)) {
+    text = readText(generationPath);
+    if (!text)
+      return text.takeStatus();
+    if (Status status = import::readGenerationConfig(*text, generationPath,
+                                                     checkpoint.description);
+        !status)
+      return status;
+  }
 
   std::map<std::string, std::string> wanted;
   std::vector<std::string> names{"model.safetensors"};
@@ -82,8 +91,9 @@ Expected<Checkpoint> Checkpoint::open(const std::string &folder) {
   if (!llvm::sys::fs::exists(pathIn(folder, names[0]))) {
     if (!llvm::sys::fs::exists(indexPath))
       return Status::notFound(
-          folder + ": expected model.safetensors or "
-                   "model.safetensors.index.json, got neither" +
+          folder +
+          ": expected model.safetensors or "
+          "model.safetensors.index.json, got neither" +
           (llvm::sys::fs::exists(pathIn(folder, "pytorch_model.bin"))
                ? " (pytorch_model.bin has to be converted)"
                : ""));

@@ -24,6 +24,14 @@
 // KERNEL: llvm.load %{{.+}} invariant {alignment = 16 : i64} : !llvm.ptr<1> -> vector<4xi32>
 // KERNEL: llvm.store %{{.+}} {alignment = 16 : i64} : vector<4xi32>, !llvm.ptr<1>
 
+// How many rows there are is an argument.
+// KERNEL-LABEL: gpu.func @embedding_1(
+// KERNEL-SAME: %[[ROWS:[a-z0-9]+]]: i64, %{{[a-z0-9]+}}: i64) kernel
+// KERNEL: arith.cmpi sge, %{{.+}}, %[[ROWS]]
+// KERNEL: arith.cmpi sgt, %[[ROWS]]
+// KERNEL: scf.if
+// KERNEL: arith.minsi
+
 // One warp looks at the starts.
 // KERNEL-LABEL: gpu.func @check_sequences(
 // KERNEL-SAME: known_block_size = array<i32: 32, 1, 1>
@@ -47,6 +55,14 @@ func.func @argmax(%x: tensor<?x4096xf32>) -> tensor<?xi32> {
 func.func @embedding(%ids: tensor<?x?xi32>, %t: tensor<256x64xbf16>) -> tensor<?x?x64xbf16> {
   %y = ssm.embedding %ids, %t : tensor<?x?xi32>, tensor<256x64xbf16> -> tensor<?x?x64xbf16>
   return %y : tensor<?x?x64xbf16>
+}
+
+// CHECK-LABEL: func.func @gather(
+// CHECK: tensor.dim %arg1
+// CHECK: gpu.launch_func @kernels::@embedding_1
+func.func @gather(%ids: tensor<?xi32>, %t: tensor<?x64xf32>) -> tensor<?x64xf32> {
+  %y = ssm.embedding %ids, %t : tensor<?xi32>, tensor<?x64xf32> -> tensor<?x64xf32>
+  return %y : tensor<?x64xf32>
 }
 
 // CHECK-LABEL: func.func @packed(

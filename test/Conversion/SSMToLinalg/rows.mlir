@@ -163,6 +163,23 @@ func.func @embedding(%ids: tensor<?x?xi64>, %t: tensor<256x24xbf16>) -> tensor<?
   return %y : tensor<?x?x24xbf16>
 }
 
+// The last row is one less than there are when it runs, if there are any.
+// CHECK-LABEL: func.func @gather(
+// CHECK-DAG: %[[IB:.+]] = bufferization.to_buffer %arg0 read_only
+// CHECK-DAG: %[[TB:.+]] = bufferization.to_buffer %arg1 read_only
+// CHECK: %[[ROWS:.+]] = memref.dim %[[TB]]
+// CHECK: %[[SIZE:.+]] = arith.index_cast %[[ROWS]] : index to i64
+// CHECK: arith.cmpi uge, %{{.+}}, %[[SIZE]] : i64
+// CHECK: %[[SOME:.+]] = arith.cmpi ne, %[[ROWS]]
+// CHECK: scf.if %[[SOME]] {
+// CHECK: %[[LAST:.+]] = arith.subi %[[ROWS]]
+// CHECK: scf.parallel
+// CHECK: arith.minsi %{{.+}}, %[[LAST]]
+func.func @gather(%ids: tensor<?xi32>, %t: tensor<?x24xf32>) -> tensor<?x24xf32> {
+  %y = ssm.embedding %ids, %t : tensor<?xi32>, tensor<?x24xf32> -> tensor<?x24xf32>
+  return %y : tensor<?x24xf32>
+}
+
 // The running best and its index.
 // CHECK-LABEL: func.func @argmax(
 // CHECK: %[[Y:.+]] = memref.alloc(%{{.+}}) {alignment = 64 : i64} : memref<?xi64>

@@ -16,15 +16,17 @@
 
 namespace corey {
 
-/// A folder as transformers writes it: `config.json`, and the tensors in
-/// `model.safetensors` or in the files that `model.safetensors.index.json`
-/// names.
+/// A folder as transformers writes it: `config.json`, perhaps
+/// `generation_config.json`, and the tensors in `model.safetensors` or in the
+/// files that `model.safetensors.index.json` names. Not among what libcorey.so
+/// exports: this header needs MLIR's.
 class Checkpoint {
 public:
   /// Maps the files of a folder and reads its description. Tensors of one name
   /// in two files, or in another file than the index says, are refused. Errors:
   /// NotFound for a folder or file that is not there, IOError, and those of
-  /// import::parseModelConfig() and SafeTensors::open().
+  /// import::parseModelConfig(), import::readGenerationConfig() and
+  /// SafeTensors::open().
   static Expected<Checkpoint> open(const std::string &folder);
 
   const import::ModelConfig &config() const { return description; }

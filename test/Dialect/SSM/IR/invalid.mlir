@@ -122,6 +122,15 @@ func.func @dynamic_vocabulary(%x: tensor<?x?xf32>) {
 
 // -----
 
+// Only the rows of a table may be any number.
+func.func @dynamic_table(%ids: tensor<?xi32>, %t: tensor<?x?xf32>) {
+  // expected-error @below {{'ssm.embedding' op expected dimension 1 (D) of operand 'table' to be static, got 'tensor<?x?xf32>'}}
+  %y = ssm.embedding %ids, %t : tensor<?xi32>, tensor<?x?xf32> -> tensor<?x?xf32>
+  return
+}
+
+// -----
+
 func.func @empty_channels(%x: tensor<?x?x0xf32>, %w: tensor<0x4xf32>) {
   // expected-error @below {{'ssm.causal_conv' op expected dimension 2 (D) of operand 'x' to be at least 1, got 0}}
   %y = ssm.causal_conv %x, %w : tensor<?x?x0xf32>, tensor<0x4xf32> -> tensor<?x?x0xf32>

@@ -457,6 +457,9 @@ func.func @cast_scale(%x: tensor<?x8xf32>, %v: tensor<8xbf16>) {
 // CHECK-SAME: %[[TABLE:[a-z0-9_]+]]: {{[^%]*}}%[[X:[a-z0-9_]+]]: {{[^%]*}}%[[V:[a-z0-9_]+]]:
 func.func @ends(%ids: tensor<?x?xi32>, %long: tensor<7xi64>, %id: tensor<i32>, %table: tensor<256x8xbf16>,
     %x: tensor<?x256xf32>, %v: tensor<256xf16>) {
+  // Rows of any number.
+  // CHECK: ssm.embedding %[[IDS]], %[[X]] : tensor<?x?xi32>, tensor<?x256xf32> -> tensor<?x?x256xf32>{{$}}
+  %rows = ssm.embedding %ids, %x : tensor<?x?xi32>, tensor<?x256xf32> -> tensor<?x?x256xf32>
   // CHECK: %[[V0:[a-z0-9_]+]] = ssm.embedding %[[IDS]], %[[TABLE]] : tensor<?x?xi32>, tensor<256x8xbf16> -> tensor<?x?x8xbf16>{{$}}
   %0 = ssm.embedding %ids, %table : tensor<?x?xi32>, tensor<256x8xbf16> -> tensor<?x?x8xbf16>
   // CHECK: %[[V1:[a-z0-9_]+]] = ssm.embedding %[[LONG]], %[[TABLE]] : tensor<7xi64>, tensor<256x8xbf16> -> tensor<7x8xbf16>{{$}}
