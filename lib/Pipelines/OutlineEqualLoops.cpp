@@ -85,8 +85,11 @@ private:
     getUsedValuesDefinedAbove(nest.op->getRegions(), used);
     nest.arguments.clear();
     SmallVector<Operation *> constants;
+    Attribute constant;
+    // Addresses of symbols, in which layers differ, are passed.
     for (Value value : used)
-      if (matchPattern(value, m_Constant()))
+      if (matchPattern(value, m_Constant(&constant)) &&
+          !isa<SymbolRefAttr>(constant))
         constants.push_back(value.getDefiningOp());
       else
         nest.arguments.push_back(value);

@@ -101,6 +101,7 @@ static void addPhase(OpPassManager &pm, const CPUPipelineOptions &options,
     pm.addPass(createCSEPass());
     return;
   case Phase::LLVM: {
+    pm.addPass(createOutlineRepeats());
     pm.addPass(createOutlineEqualLoops());
     ExpandScalarMathOptions expand;
     expand.vectorBits = options.vectorBits;
@@ -140,6 +141,7 @@ static void addGPUPhase(OpPassManager &pm, const GPUPipelineOptions &options,
     return;
   }
   case Phase::LLVM: {
+    pm.addPass(createOutlineRepeats());
     pm.addPass(createLowerLaunches());
     OpPassManager &kernels = pm.nest<gpu::GPUModuleOp>();
     kernels.addPass(createExpandKernelMath());

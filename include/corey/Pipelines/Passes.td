@@ -68,6 +68,25 @@ def OutlineEqualLoops : Pass<"corey-outline-equal-loops", "::mlir::ModuleOp"> {
   let dependentDialects = ["::mlir::func::FuncDialect"];
 }
 
+def OutlineRepeats : Pass<"corey-outline-repeats", "::mlir::ModuleOp"> {
+  let summary = "Make one function of ops that repeat, such as the layers of a model";
+  let description = [{
+    Looks in every function for the run of ops that is repeated most, one copy
+    after another, equal but for the values from outside that it uses. The copies
+    become calls of one private function, so that what comes after sees one layer
+    in place of all. Constants go along; values that later ops use are results.
+  }];
+  let options = [
+    Option<"minOps", "min-ops", "int64_t", /*default=*/"32",
+      "Leave runs with fewer ops, those in regions included, in place.">
+  ];
+  let statistics = [
+    Statistic<"numCopies", "num-copies", "Number of copies that became calls">,
+    Statistic<"numFunctions", "num-functions", "Number of functions made of them">
+  ];
+  let dependentDialects = ["::mlir::func::FuncDialect"];
+}
+
 def GuardParallelRegions : Pass<"corey-guard-parallel-regions", "::mlir::ModuleOp"> {
   let summary = "Run parallel regions of one iteration without starting threads";
   let description = [{

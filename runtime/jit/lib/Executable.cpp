@@ -29,6 +29,9 @@
 #include "llvm/ExecutionEngine/JITSymbol.h"
 #include "llvm/ExecutionEngine/Orc/ExecutionUtils.h"
 #include "llvm/ExecutionEngine/Orc/LLJIT.h"
+#include "llvm/ExecutionEngine/Orc/MapperJITLinkMemoryManager.h"
+#include "llvm/ExecutionEngine/Orc/MemoryMapper.h"
+#include "llvm/ExecutionEngine/Orc/ObjectLinkingLayer.h"
 #include "llvm/IR/Module.h"
 #include "llvm/Support/FileSystem.h"
 #include "llvm/Support/Format.h"
@@ -738,6 +741,9 @@ runtimeSymbols(llvm::orc::MangleAndInterner mangle) {
   return symbols;
 }
 
+/// Address space, not memory, that is set aside at a time for machine code.
+static constexpr size_t kJITReservation = size_t(64) << 20;
+
 Status Executable::Impl::load(ModuleOp module, const CompileOptions &options,
                               Stopwatch &watch) {
   DiagnosticCollector diagnostics(module.getContext());
@@ -768,6 +774,19 @@ Status Executable::Impl::load(ModuleOp module, const CompileOptions &options,
           .setJITTargetMachineBuilder(
               llvm::orc::JITTargetMachineBuilder((*machine)->getTargetTriple()))
           .setDataLayout((*translated)->getDataLayout())
+          // Objects of a program refer to one another by 32-bit distances, so
+          // that they must lie together.
+          .setObjectLinkingLayerCreator(
+              [](llvm::orc::ExecutionSession &session)
+                  -> llvm::Expected<std::unique_ptr<llvm::orc::ObjectLayer>> {
+                auto memory =
+                    llvm::orc::MapperJITLinkMemoryManager::CreateWithMapper<
+                        llvm::orc::InProcessMemoryMapper>(kJITReservation);
+                if (!memory)
+                  return memory.takeError();
+                return std::make_unique<llvm::orc::ObjectLinkingLayer>(
+                    session, std::move(*memory));
+              })
           .create();
   if (!jitOrError)
     return toStatus(jitOrError.takeError());
@@ -1259,6 +1278,14 @@ Status Executable::bindWeight(std::string_view symbol, const Tensor &tensor) {
     }
   return Status::notFound("expected a weight of " + impl->name + ", got '" +
                           std::string(symbol) + "'");
+}
+
+Expected<Tensor> Executable::boundWeight(std::string_view symbol) const {
+  for (const Weight &weight : impl->weights)
+    if (weight.info.name == symbol && weight.bound && !weight.prepared)
+      return weight.tensor;
+  return Status::notFound("expected a bound weight of " + impl->name +
+                          ", got '" + std::string(symbol) + "'");
 }
 
 //===----------------------------------------------------------------------===//

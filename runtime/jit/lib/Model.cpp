@@ -292,7 +292,13 @@ static Status checkSampling(const SamplingOptions &options) {
 struct Model::Impl {
   std::shared_ptr<Context> context;
   std::shared_ptr<Executable> executable;
+  /// @prefill_packed, once prompts of different lengths came.
+  std::shared_ptr<Executable> packed;
   ModelInfo info;
+  import::ModelConfig config;
+  import::TensorIndex index;
+  import::ImportOptions import;
+  std::string name;
   ModelOptions options;
   Device device;
   /// The pools among the arguments of @decode.
@@ -312,6 +318,9 @@ struct Model::Impl {
   /// For generate() without states.
   StateCache ownStates;
 
+  Expected<std::shared_ptr<Executable>>
+  compile(const import::ImportOptions &how) const;
+  Expected<Executable *> getPacked();
   Expected<Tensor> toDevice(const std::vector<int32_t> &values,
                             std::vector<int64_t> shape) const;
   Status checkTokens(const std::vector<int32_t> &tokens) const;
@@ -319,9 +328,9 @@ struct Model::Impl {
   checkSlots(const StateCache &states, const std::vector<int64_t> &slots,
              size_t sequences) const;
   /// Runs one of the functions with the states in `pools`.
-  Status run(const char *function, std::vector<Tensor> inputs,
-             std::vector<Tensor> results, const std::vector<Tensor> &pools,
-             void *stream = nullptr) const;
+  static Status run(Executable &executable, const char *function,
+                    std::vector<Tensor> inputs, std::vector<Tensor> results,
+                    const std::vector<Tensor> &pools);
   /// Reads tokens of one sequence, in slot 0 of `states`, in one piece. The
   /// logits of the last `count` of them.
   Expected<Tensor> read(const int32_t *tokens, int64_t length, int64_t count,
@@ -342,6 +351,42 @@ Model::~Model() = default;
 const ModelInfo &Model::info() const { return impl->info; }
 Context &Model::context() const { return *impl->context; }
 Executable &Model::executable() const { return *impl->executable; }
+
+Expected<std::shared_ptr<Executable>>
+Model::Impl::compile(const import::ImportOptions &how) const {
+  mlir::DialectRegistry registry;
+  registerAllDialects(registry);
+  mlir::MLIRContext mlir(registry, mlir::MLIRContext::Threading::DISABLED);
+  Expected<mlir::OwningOpRef<mlir::ModuleOp>> module =
+      import::buildModel(config, index, &mlir, how);
+  if (!module)
+    return module.takeStatus();
+  std::string text;
+  llvm::raw_string_ostream os(text);
+  (**module)->print(os);
+  return context->compile(text, options.compile, name);
+}
+
+Expected<Executable *> Model::Impl::getPacked() {
+  if (packed)
+    return packed.get();
+  import::ImportOptions how = import;
+  how.prefill = how.decode = false;
+  how.prefillPacked = true;
+  Expected<std::shared_ptr<Executable>> compiled = compile(how);
+  if (!compiled)
+    return compiled.takeStatus();
+  // The tensors of the other program, which is never there twice.
+  for (const ArgumentInfo &weight : (*compiled)->weights()) {
+    Expected<Tensor> tensor = executable->boundWeight(weight.name);
+    if (!tensor)
+      return tensor.takeStatus();
+    if (Status status = (*compiled)->bindWeight(weight.name, *tensor); !status)
+      return status;
+  }
+  packed = *compiled;
+  return packed.get();
+}
 
 Expected<std::shared_ptr<Model>> Model::Impl::create(
     std::shared_ptr<Context> context, const import::ModelConfig &config,
@@ -373,20 +418,12 @@ Expected<std::shared_ptr<Model>> Model::Impl::create(
       }
     }
   }
-  std::string text;
-  {
-    mlir::DialectRegistry registry;
-    registerAllDialects(registry);
-    mlir::MLIRContext mlir(registry, mlir::MLIRContext::Threading::DISABLED);
-    Expected<mlir::OwningOpRef<mlir::ModuleOp>> module =
-        import::buildModel(config, index, &mlir, how);
-    if (!module)
-      return module.takeStatus();
-    llvm::raw_string_ostream os(text);
-    (**module)->print(os);
-  }
-  Expected<std::shared_ptr<Executable>> compiled =
-      context->compile(text, options.compile, name);
+  how.prefillPacked = false;
+  impl.config = config;
+  impl.index = index;
+  impl.import = how;
+  impl.name = name;
+  Expected<std::shared_ptr<Executable>> compiled = impl.compile(how);
   if (!compiled)
     return compiled.takeStatus();
   impl.executable = *compiled;
@@ -665,12 +702,12 @@ Model::Impl::checkSlots(const StateCache &states,
   return result;
 }
 
-Status Model::Impl::run(const char *function, std::vector<Tensor> inputs,
-                        std::vector<Tensor> results,
-                        const std::vector<Tensor> &states, void *stream) const {
-  inputs.insert(inputs.end(), states.begin(), states.end());
-  results.insert(results.end(), states.begin(), states.end());
-  return executable->run(function, inputs, results, stream);
+Status Model::Impl::run(Executable &executable, const char *function,
+                        std::vector<Tensor> inputs, std::vector<Tensor> results,
+                        const std::vector<Tensor> &pools) {
+  inputs.insert(inputs.end(), pools.begin(), pools.end());
+  results.insert(results.end(), pools.begin(), pools.end());
+  return executable.run(function, inputs, results);
 }
 
 Expected<Tensor>
@@ -701,6 +738,13 @@ Model::prefill(const TokenSequences &tokens, StateCache &states,
       Tensor::empty(DType::F32, {count, vocabulary}, impl->device);
   if (!logits)
     return logits;
+  Executable *packed = nullptr;
+  if (!equal) {
+    Expected<Executable *> made = impl->getPacked();
+    if (!made)
+      return made.takeStatus();
+    packed = *made;
+  }
   std::vector<int64_t> done(tokens.size(), 0);
   int64_t allDone = 0;
   while (allDone < total) {
@@ -752,9 +796,9 @@ Model::prefill(const TokenSequences &tokens, StateCache &states,
     if (!made)
       return made;
     Status status =
-        equal ? impl->run("prefill", {*idsTensor, *rowsTensor, *slotsTensor},
+        equal ? Impl::run(*impl->executable, "prefill", {*idsTensor, *rowsTensor, *slotsTensor},
                           {*made}, states.impl->pools)
-              : impl->run("prefill_packed",
+              : Impl::run(*packed, "prefill_packed",
                           {*idsTensor, *startsTensor, *rowsTensor,
                            *slotsTensor},
                           {*made}, states.impl->pools);
@@ -798,7 +842,7 @@ Expected<Tensor> Model::decode(const std::vector<int32_t> &tokens,
   for (Expected<Tensor> *each : {&ids, &where, &logits, &next})
     if (!*each)
       return each->takeStatus();
-  if (Status status = impl->run("decode", {*ids, *where}, {*logits, *next},
+  if (Status status = Impl::run(*impl->executable, "decode", {*ids, *where}, {*logits, *next},
                                 states.impl->pools);
       !status)
     return status;
@@ -819,7 +863,7 @@ Expected<Tensor> Model::Impl::read(const int32_t *tokens, int64_t length,
   for (Expected<Tensor> *each : {&ids, &wanted, &slot, &logits})
     if (!*each)
       return each->takeStatus();
-  if (Status status = run("prefill", {*ids, *wanted, *slot}, {*logits},
+  if (Status status = run(*executable, "prefill", {*ids, *wanted, *slot}, {*logits},
                           states.impl->pools);
       !status)
     return status;
@@ -914,7 +958,7 @@ Status Model::Impl::decodeGreedily(
   if (device.kind == Device::CPU) {
     for (int64_t step = 0; step < steps; ++step) {
       Tensor &from = decoder.ids[step % 2], &to = decoder.ids[(step + 1) % 2];
-      if (Status status = run("decode", {from, decoder.slots},
+      if (Status status = run(*executable, "decode", {from, decoder.slots},
                               {decoder.logits, to}, pools);
           !status)
         return status;
@@ -1102,7 +1146,7 @@ Expected<Generation> Model::generate(const TokenSequences &prompts,
         status = inner;
     } else {
       for (int64_t step = 1; status && left; ++step) {
-        status = impl->run("decode", {d.ids[0], d.slots}, {d.logits, d.ids[1]},
+        status = Impl::run(*impl->executable, "decode", {d.ids[0], d.slots}, {d.logits, d.ids[1]},
                            states.impl->pools);
         if (!status)
           break;

@@ -253,6 +253,9 @@ public:
   /// A tensor on the host is copied to the device of a program there; one on
   /// the device is used where it lies, if it is contiguous and aligned.
   Status bindWeight(std::string_view symbol, const Tensor &tensor);
+  /// The tensor that a weight is bound to, on the program's device. Errors:
+  /// NotFound.
+  Expected<Tensor> boundWeight(std::string_view symbol) const;
 
   /// Runs a function. `outputs` may be empty: contiguous tensors are made.
   /// Otherwise there is one per result, of the right dtype, shape and device,
