@@ -8,6 +8,7 @@
 #include "corey/Dialect/SSM/IR/SSMOps.h"
 #include "corey/Dialect/SSM/Transforms/Passes.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/Target/LLVMIR/Export.h"
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/Bitcode/BitcodeReader.h"
@@ -138,6 +139,16 @@ corey::translateToLLVMIR(mlir::ModuleOp module, llvm::LLVMContext &context,
                          llvm::TargetMachine &machine) {
   for (auto weight : llvm::make_early_inc_range(module.getOps<ssm::WeightOp>()))
     weight.erase();
+  // LLVM has no use for them, and a warning about each would come with all of
+  // the function, in text.
+  for (auto function : module.getOps<mlir::LLVM::LLVMFuncOp>())
+    for (unsigned i = 0; i < function.getNumArguments(); ++i) {
+      llvm::SmallVector<mlir::NamedAttribute> kept;
+      for (mlir::NamedAttribute attribute : function.getArgAttrs(i))
+        if (!attribute.getName().strref().starts_with("ssm."))
+          kept.push_back(attribute);
+      function.setArgAttrs(i, kept);
+    }
   std::unique_ptr<llvm::Module> result =
       mlir::translateModuleToLLVMIR(module, context);
   if (!result)
