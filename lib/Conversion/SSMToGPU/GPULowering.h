@@ -17,6 +17,8 @@ struct GPUTarget {
   int64_t multiprocessors = 132;
   /// The tensor cores take products of warp groups.
   bool hasWarpGroups = false;
+  /// Kernels may start before their predecessors end.
+  bool hasDependentLaunches = false;
 };
 
 /// The memrefs that states are read from and written to; null where there are
@@ -306,6 +308,22 @@ SSDDecay ssdDecay(KernelBuilder &k, ssm::SSDOp op, Val raw, Val rate,
 void emitSSDOnTensorCores(GPULowering &lowering, ssm::SSDOp op,
                           const DeviceSequences &sequences, mlir::Value chunk,
                           mlir::Value y, const StateBuffers &states);
+
+/// The norm, with what its plan has around it, into a buffer that is returned;
+/// and that of its further result, null if there is none.
+std::pair<mlir::Value, mlir::Value> emitRMSNorm(GPULowering &lowering,
+                                                ssm::RMSNormOp op);
+/// The last of the pointwise ops of the lowering's plan, or the only one, into
+/// a buffer that is returned.
+mlir::Value emitPointwise(GPULowering &lowering);
+
+/// Whether a projection of few rows has a kernel on tensor cores.
+bool isForGemv(ssm::ProjectionOp op);
+/// That for up to `rowsAtOnce` (at most 16) of the `rows` of the call, from the
+/// memref `x`, or, where that is null, from what the plan has before the op,
+/// into the memref `y`.
+void emitGemv(GPULowering &lowering, ssm::ProjectionOp op, mlir::Value x,
+              mlir::Value y, mlir::Value rows, int64_t rowsAtOnce);
 
 template <typename OpTy>
 struct GPULoweringPattern : public mlir::OpRewritePattern<OpTy> {
