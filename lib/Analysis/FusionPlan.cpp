@@ -19,6 +19,13 @@ static bool mayHaveSameShape(Value a, Value b) {
   return succeeded(verifyCompatibleShape(left, right));
 }
 
+Operation *FusionPlan::prologue() const {
+  if (!isa_and_nonnull<ProjectionOp>(anchor))
+    return nullptr;
+  auto norm = llvm::find_if(ops, llvm::IsaPred<RMSNormOp>);
+  return norm == ops.end() ? nullptr : *norm;
+}
+
 bool corey::mayRotate(Operation *op) { return isa<HadamardOp>(op); }
 
 /// Why `rotation` cannot stand in the kernel of `anchor`; empty if it can.
@@ -47,6 +54,40 @@ static std::string whyNotRotated(Operation *anchor, Operation *rotation) {
   return {};
 }
 
+/// Columns of a projection that a block of threads can have all of x of.
+static constexpr int64_t kMaxGathered = 8192;
+
+SmallVector<OpOperand *> corey::streamedOperandsOf(Operation *op) {
+  auto projection = dyn_cast<ProjectionOp>(op);
+  if (!projection)
+    return cast<FusableOpInterface>(op).getStreamedOperands();
+  ArrayRef<int64_t> shape =
+      cast<ShapedType>(projection.getX().getType()).getShape();
+  if (shape.size() < 2 || shape[shape.size() - 2] != 1 ||
+      shape.back() > kMaxGathered)
+    return {};
+  return {&projection.getXMutable()};
+}
+
+/// Why the projection cannot make what `norm` does for itself; empty if it can.
+static std::string whyNotGathered(Operation *anchor, ProjectionOp projection) {
+  auto norm = dyn_cast<RMSNormOp>(anchor);
+  if (!norm)
+    return (projection->getName().getStringRef() + " and " +
+            anchor->getName().getStringRef() + " cannot share a kernel")
+        .str();
+  auto shape = cast<ShapedType>(norm.getX().getType()).getShape();
+  if (norm.getResidualOut())
+    return "blocks of " + projection->getName().getStringRef().str() +
+           " would each write the residual of the norm before it";
+  if (norm.getGroupSize() &&
+      static_cast<int64_t>(*norm.getGroupSize()) != shape.back())
+    return "a norm before a projection has groups of " +
+           std::to_string(*norm.getGroupSize()) + " elements, of rows of " +
+           std::to_string(shape.back());
+  return {};
+}
+
 /// `open`: leaves out what further ops could still change.
 static FailureOr<FusionPlan> makePlan(ArrayRef<Operation *> ops, bool open,
                                       std::string *reason) {
@@ -69,10 +110,18 @@ static FailureOr<FusionPlan> makePlan(ArrayRef<Operation *> ops, bool open,
       return fail("the ops are in different blocks");
     if (fusable.isPointwise())
       continue;
-    if (ops.size() > 1 && fusable.getStreamedOperands().empty())
+    if (ops.size() > 1 && streamedOperandsOf(op).empty())
       return fail(Twine(op->getName().getStringRef()) +
                   " takes no other op into its kernel");
     if (!plan.anchor) {
+      plan.anchor = op;
+      continue;
+    }
+    if (auto projection = dyn_cast<ProjectionOp>(op);
+        projection && !plan.rotation && !isa<ProjectionOp>(plan.anchor)) {
+      if (std::string why = whyNotGathered(plan.anchor, projection);
+          !why.empty())
+        return fail(why);
       plan.anchor = op;
       continue;
     }
@@ -114,6 +163,9 @@ static FailureOr<FusionPlan> makePlan(ArrayRef<Operation *> ops, bool open,
                       plan.anchor->getName().getStringRef());
         continue;
       }
+      if (isa<ProjectionOp>(plan.anchor))
+        return fail(Twine(plan.anchor->getName().getStringRef()) +
+                    " takes no op behind it into its kernel");
       if (!mayHaveSameShape(op->getResult(0), y))
         return fail(Twine(op->getName().getStringRef()) +
                     " has another shape than the anchor");
@@ -178,11 +230,10 @@ static FailureOr<FusionPlan> makePlan(ArrayRef<Operation *> ops, bool open,
         return fail("the shapes differ");
     }
   }
-  for (Operation *op : {plan.anchor, plan.rotation}) {
+  for (Operation *op : {plan.anchor, plan.rotation, plan.prologue()}) {
     if (!op)
       continue;
-    SmallVector<OpOperand *> streamed =
-        cast<FusableOpInterface>(op).getStreamedOperands();
+    SmallVector<OpOperand *> streamed = streamedOperandsOf(op);
     for (OpOperand &operand : op->getOpOperands())
       if (plan.contains(operand.get().getDefiningOp()) &&
           !llvm::is_contained(streamed, &operand))
