@@ -20,10 +20,11 @@ static bool mayHaveSameShape(Value a, Value b) {
 }
 
 Operation *FusionPlan::prologue() const {
-  if (!isa_and_nonnull<ProjectionOp>(anchor))
-    return nullptr;
-  auto norm = llvm::find_if(ops, llvm::IsaPred<RMSNormOp>);
-  return norm == ops.end() ? nullptr : *norm;
+  for (Operation *op : ops)
+    if (op != anchor && op != rotation &&
+        !cast<FusableOpInterface>(op).isPointwise())
+      return op;
+  return nullptr;
 }
 
 bool corey::mayRotate(Operation *op) { return isa<HadamardOp>(op); }
@@ -56,6 +57,9 @@ static std::string whyNotRotated(Operation *anchor, Operation *rotation) {
 
 /// Columns of a projection that a block of threads can have all of x of.
 static constexpr int64_t kMaxGathered = 8192;
+/// Columns of a projection that lanes of a channel's states can have a row of
+/// the weight of.
+static constexpr int64_t kMaxLowRank = 256;
 
 SmallVector<OpOperand *> corey::streamedOperandsOf(Operation *op) {
   auto projection = dyn_cast<ProjectionOp>(op);
@@ -69,12 +73,35 @@ SmallVector<OpOperand *> corey::streamedOperandsOf(Operation *op) {
   return {&projection.getXMutable()};
 }
 
-/// Why the projection cannot make what `norm` does for itself; empty if it can.
-static std::string whyNotGathered(Operation *anchor, ProjectionOp projection) {
-  auto norm = dyn_cast<RMSNormOp>(anchor);
-  if (!norm)
-    return (projection->getName().getStringRef() + " and " +
-            anchor->getName().getStringRef() + " cannot share a kernel")
+/// Why a token of the scan cannot make delta for itself; empty if it can.
+static std::string whyNotLowRank(ProjectionOp projection,
+                                 SelectiveScanOp scan) {
+  auto columns = cast<ShapedType>(projection.getX().getType()).getShape();
+  if (scan.getDelta() != projection.getY())
+    return "the projection does not make delta of the scan";
+  if (cast<ShapedType>(scan.getU().getType()).getDimSize(1) != 1 ||
+      scan.getSeqStarts())
+    return "the scan is not known to have one token of each sequence";
+  if (columns.back() > kMaxLowRank)
+    return "delta comes from " + std::to_string(columns.back()) +
+           " columns, of which a scan takes " + std::to_string(kMaxLowRank) +
+           " at most";
+  if (projection.getResidual() || projection.getWeightScale())
+    return "the projection has more operands than weight and bias";
+  return {};
+}
+
+/// Why `anchor` cannot make what `before` does for itself; empty if it can.
+static std::string whyNotPrologue(Operation *before, Operation *anchor) {
+  auto projection = dyn_cast<ProjectionOp>(before);
+  auto scan = dyn_cast<SelectiveScanOp>(anchor);
+  if (projection && scan)
+    return whyNotLowRank(projection, scan);
+  auto norm = dyn_cast<RMSNormOp>(before);
+  projection = dyn_cast<ProjectionOp>(anchor);
+  if (!norm || !projection)
+    return (anchor->getName().getStringRef() + " and " +
+            before->getName().getStringRef() + " cannot share a kernel")
         .str();
   auto shape = cast<ShapedType>(norm.getX().getType()).getShape();
   if (norm.getResidualOut())
@@ -102,6 +129,7 @@ static FailureOr<FusionPlan> makePlan(ArrayRef<Operation *> ops, bool open,
   if (ops.empty())
     return fail("there is no op");
   Block *block = ops.front()->getBlock();
+  bool hasPrologue = false;
   for (Operation *op : ops) {
     auto fusable = dyn_cast<FusableOpInterface>(op);
     if (!fusable)
@@ -117,12 +145,12 @@ static FailureOr<FusionPlan> makePlan(ArrayRef<Operation *> ops, bool open,
       plan.anchor = op;
       continue;
     }
-    if (auto projection = dyn_cast<ProjectionOp>(op);
-        projection && !plan.rotation && !isa<ProjectionOp>(plan.anchor)) {
-      if (std::string why = whyNotGathered(plan.anchor, projection);
-          !why.empty())
+    if (!plan.rotation && !hasPrologue &&
+        (isa<ProjectionOp>(op) || isa<ProjectionOp>(plan.anchor))) {
+      if (std::string why = whyNotPrologue(plan.anchor, op); !why.empty())
         return fail(why);
       plan.anchor = op;
+      hasPrologue = true;
       continue;
     }
     if (std::string why =
@@ -233,7 +261,9 @@ static FailureOr<FusionPlan> makePlan(ArrayRef<Operation *> ops, bool open,
   for (Operation *op : {plan.anchor, plan.rotation, plan.prologue()}) {
     if (!op)
       continue;
-    SmallVector<OpOperand *> streamed = streamedOperandsOf(op);
+    SmallVector<OpOperand *> streamed;
+    if (op == plan.anchor || !isa<ProjectionOp>(op))
+      streamed = streamedOperandsOf(op);
     for (OpOperand &operand : op->getOpOperands())
       if (plan.contains(operand.get().getDefiningOp()) &&
           !llvm::is_contained(streamed, &operand))

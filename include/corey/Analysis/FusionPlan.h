@@ -29,7 +29,9 @@ inline constexpr int64_t kMaxRotatedGroup = 32768;
 /// A projection of one token of each sequence, of few rows therefore, can have
 /// a norm before it, the prologue: every block of threads of its kernel makes
 /// all of x for itself. Where there are many sequences nevertheless, what is
-/// before the projection becomes a kernel of its own.
+/// before the projection becomes a kernel of its own. In the same way a
+/// selective scan of one token can have the projection before it that makes
+/// its delta from a few columns.
 struct FusionPlan {
   /// In the order of the block.
   llvm::SmallVector<mlir::Operation *> ops;
@@ -49,7 +51,8 @@ struct FusionPlan {
 
   bool contains(mlir::Operation *op) const { return op && set.contains(op); }
   /// The norm that makes what the anchor, a projection, reads, or from which
-  /// pointwise ops make that; null if there is none.
+  /// pointwise ops make that, or the projection that makes delta of the anchor,
+  /// a scan; null if there is none.
   mlir::Operation *prologue() const;
 };
 

@@ -25,14 +25,14 @@ int64_t corey::countLoweredOps(ModuleOp module) {
   return count;
 }
 
-/// Takes the projection of a region, and what the kernel of the region was to
-/// make for itself, apart: no kernel of a CPU does.
+/// Takes regions with a projection apart: no kernel of a CPU makes what is
+/// before its own loops for itself.
 static void splitProjections(ModuleOp module) {
   SmallVector<FusedOp> regions;
   module.walk([&](FusedOp fused) {
     FailureOr<FusionPlan> plan = planFusedRegion(fused);
     if (succeeded(plan) && plan->ops.size() > 1 &&
-        isa_and_nonnull<ProjectionOp>(plan->anchor))
+        llvm::any_of(plan->ops, llvm::IsaPred<ProjectionOp>))
       regions.push_back(fused);
   });
   IRRewriter rewriter(module.getContext());

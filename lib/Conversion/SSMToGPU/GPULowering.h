@@ -141,6 +141,10 @@ public:
   /// multiple of.
   Vals elements(llvm::ArrayRef<Val> leading, Val last, int64_t count,
                 int64_t alignment = 1) const;
+  /// The same, by loads that stay where they are: of a kernel that waits for its
+  /// predecessors in its midst, the assembler moves others to before that.
+  Vals elementsInPlace(llvm::ArrayRef<Val> leading, Val last, int64_t count,
+                       int64_t alignment = 1) const;
   /// Bytes from one index to the next on `axis`, i64.
   Val stride(int64_t axis) const;
   int64_t rank() const { return strides.size(); }
@@ -181,6 +185,8 @@ public:
   /// `isReadOnly`, loads stay before the barriers that follow them, where the
   /// assembler moves others to their first use.
   Vals load(const Cursor &cursor, int64_t count, bool isReadOnly = true) const;
+  /// The same, by loads that stay where they are.
+  Vals loadInPlace(const Cursor &cursor, int64_t count) const;
   size_t numLoaded() const { return leaves.size(); }
   /// The elements, in f32, from what was loaded and, of a stream that depends
   /// on what the kernel's loops have made, from elements of that.

@@ -30,7 +30,8 @@ using namespace mlir;
 using namespace corey;
 using namespace corey::ssm;
 
-/// Words of eight columns, and pieces of as many that a lane loads of x at once.
+/// Words of eight columns, and pieces of as many that a lane loads of x at
+/// once.
 static constexpr int64_t kWords = 4;
 static constexpr size_t kPieces = 8;
 /// Elements of x that a thread has in registers while it makes x.
@@ -113,15 +114,13 @@ private:
   /// different banks.
   int64_t pitch() const { return llvm::alignTo(2 * inputs, 128) + 64; }
 
-  Vals leadingOf(Val row) {
-    return rowIndices(e, k, y, row);
-  }
+  Vals leadingOf(Val row) { return rowIndices(e, k, y, row); }
   /// Whether the lane has columns in step `step` of its warp; null if it is
   /// known to.
   Val isInside(Val step) const {
-    return t.isRagged ? column + step * double(GemvTiling::kDepth) <
-                            double(inputs)
-                      : Val();
+    return t.isRagged
+               ? column + step * double(GemvTiling::kDepth) < double(inputs)
+               : Val();
   }
   /// Bytes from the lane's first columns to those of `step`, or none if it has
   /// no columns there.
@@ -187,44 +186,15 @@ private:
 };
 } // namespace
 
-// These loads of global memory stay where they are: before the wait for
-// predecessors, or after it. Others move to what needs them.
-
-/// Four words.
-static Vals loadWords(KernelBuilder &k, Val pointer) {
-  auto type = LLVM::LLVMStructType::getLiteral(
-      k.b.getContext(), SmallVector<Type>(kWords, k.i32Type()));
-  Val made = k.ptx("ld.global.v4.b32 {$0,$1,$2,$3}, [$4];", "=r,=r,=r,=r,l",
-                   type, {pointer}, /*hasSideEffects=*/true);
-  Vals words;
-  for (int64_t i = 0; i < kWords; ++i)
-    words.push_back(
-        k.wrap(LLVM::ExtractValueOp::create(k.b, k.loc, made.value, i)));
-  return words;
-}
-
-/// An element, as f32.
-static Val loadElement(KernelBuilder &k, const DeviceTensor &tensor,
-                       ArrayRef<Val> leading, Val last) {
-  bool isWide = tensor.element.isF32();
-  Val bits = k.ptx(isWide ? "ld.global.b32 $0, [$1];" : "ld.global.b16 $0, [$1];",
-                   isWide ? "=r,l" : "=h,l", isWide ? k.i32Type() : k.i16Type(),
-                   {tensor.at(leading, last)}, /*hasSideEffects=*/true);
-  return k.unpack(k.bitcast(bits, k.packedType(tensor.element, 1)),
-                  tensor.element, 1)[0];
-}
-
 Vals Gemv::columnsAt(Val pointer, Val step) {
   Val at = k.offset(pointer, offsetOf(step));
+  Type type = k.packedType(w.element, GemvTiling::kOfLane);
+  // Those of global memory stay on their side of the wait for predecessors.
+  Val packed =
+      at.type() == shared.type() ? k.load(at, type) : k.loadInPlace(at, type);
   Vals words;
-  if (cast<LLVM::LLVMPointerType>(at.type()).getAddressSpace() ==
-      cast<LLVM::LLVMPointerType>(shared.type()).getAddressSpace()) {
-    Val packed = k.load(at, k.packedType(w.element, GemvTiling::kOfLane));
-    for (int64_t i = 0; i < kWords; ++i)
-      words.push_back(k.extract(packed, i));
-  } else {
-    words = loadWords(k, at);
-  }
+  for (int64_t i = 0; i < kWords; ++i)
+    words.push_back(k.extract(packed, i));
   if (Val inside = isInside(step))
     for (Val &word : words)
       word = k.select(inside, word, k.i32(0));
@@ -237,16 +207,16 @@ static Vals multiplyTile(KernelBuilder &k, ArrayRef<Val> a, ArrayRef<Val> b,
   Vals arguments;
   for (ArrayRef<Val> operand : {a, b})
     for (Val word : operand)
-      arguments.push_back(
-          element.isBF16() ? word
-                           : k.bitcast(word, VectorType::get({2}, element)));
+      arguments.push_back(element.isBF16()
+                              ? word
+                              : k.bitcast(word, VectorType::get({2}, element)));
   llvm::append_range(arguments, sums);
   auto type = LLVM::LLVMStructType::getLiteral(
       k.b.getContext(), SmallVector<Type>(4, k.f32Type()));
-  Val made = k.intrinsic(element.isBF16()
-                             ? "llvm.nvvm.mma.m16n8k16.row.col.bf16"
-                             : "llvm.nvvm.mma.m16n8k16.row.col.f32.f32",
-                         type, arguments);
+  Val made =
+      k.intrinsic(element.isBF16() ? "llvm.nvvm.mma.m16n8k16.row.col.bf16"
+                                   : "llvm.nvvm.mma.m16n8k16.row.col.f32.f32",
+                  type, arguments);
   Vals results;
   for (int64_t i = 0; i < 4; ++i)
     results.push_back(
@@ -296,20 +266,20 @@ Vals Gemv::multiply(Val item, ArrayRef<Val> loaded) {
     Vals pointers = weightsOf(item), carried(loaded);
     for (const Vals &sum : sums)
       llvm::append_range(carried, sum);
-    Vals end = k.forLoop(
-        k.i32(0), k.i32(t.rounds), 1, carried,
-        [&](Val round, ArrayRef<Val> in) -> Vals {
-          SmallVector<Vals> own;
-          for (size_t i = 0; i < sums.size(); ++i)
-            own.push_back(Vals(in.slice(loaded.size() + 4 * i, 4)));
-          addProducts(round, in.take_front(loaded.size()), own);
-          Vals next = k.loadIf(round + 1.0 < double(t.rounds), [&] {
-            return loadWeights(pointers, round + 1.0);
-          });
-          for (const Vals &sum : own)
-            llvm::append_range(next, sum);
-          return next;
-        });
+    Vals end =
+        k.forLoop(k.i32(0), k.i32(t.rounds), 1, carried,
+                  [&](Val round, ArrayRef<Val> in) -> Vals {
+                    SmallVector<Vals> own;
+                    for (size_t i = 0; i < sums.size(); ++i)
+                      own.push_back(Vals(in.slice(loaded.size() + 4 * i, 4)));
+                    addProducts(round, in.take_front(loaded.size()), own);
+                    Vals next = k.loadIf(round + 1.0 < double(t.rounds), [&] {
+                      return loadWeights(pointers, round + 1.0);
+                    });
+                    for (const Vals &sum : own)
+                      llvm::append_range(next, sum);
+                    return next;
+                  });
     for (size_t i = 0; i < sums.size(); ++i)
       sums[i] = Vals(ArrayRef(end).slice(loaded.size() + 4 * i, 4));
   }
@@ -335,16 +305,16 @@ Gemv::Addend Gemv::addendOf(Val item, Val number) {
               tile % t.tiles) *
                  double(kOutputs) +
              number % kOutputs;
-  addend.there = (number < double(results())) &
-                 (addend.row < rows) & (addend.m < double(outputs));
+  addend.there = (number < double(results())) & (addend.row < rows) &
+                 (addend.m < double(outputs));
   Val m = k.min(addend.m, k.i32(outputs - 1));
   if (scale)
-    addend.scale = loadElement(k, scale, {}, m);
+    addend.scale = scale.elementsInPlace({}, m, 1)[0];
   if (bias)
-    addend.bias = loadElement(k, bias, {}, m);
+    addend.bias = bias.elementsInPlace({}, m, 1)[0];
   if (residual)
-    addend.residual = loadElement(
-        k, residual, leadingOf(k.min(addend.row, rows - 1.0)), m);
+    addend.residual = residual.elementsInPlace(
+        leadingOf(k.min(addend.row, rows - 1.0)), m, 1)[0];
   return addend;
 }
 
@@ -357,10 +327,9 @@ void Gemv::finish(ArrayRef<Val> sums, Val buffer, ArrayRef<Addend> addends,
   Val memory = k.offset(shared, buffer * double(t.warps() * warpBytes));
   auto write = [&](int64_t first) {
     Val row = place + double(first / 2 * 8);
-    Val at = k.offset(memory, k.warp() * double(warpBytes) +
-                                  (row * double(kOutputs) +
-                                   (k.lane() & 3) * 2.0) *
-                                      4.0);
+    Val at = k.offset(
+        memory, k.warp() * double(warpBytes) +
+                    (row * double(kOutputs) + (k.lane() & 3) * 2.0) * 4.0);
     for (int64_t j = 0; j < t.tiles; ++j)
       k.store(k.vector(sums.slice(4 * j + first, 2)),
               k.offset(at, j * tileBytes));
@@ -379,13 +348,11 @@ void Gemv::finish(ArrayRef<Val> sums, Val buffer, ArrayRef<Addend> addends,
     k.ifThen(addend.there, [&] {
       Val tile = number / double(kOutputs);
       Val block = tile / double(t.tiles);
-      Val from =
-          k.offset(memory, block / double(rowsAtOnce) *
-                                   double(t.splits * warpBytes) +
-                               (tile % t.tiles) * double(tileBytes) +
-                               (addend.row * double(kOutputs) +
-                                number % kOutputs) *
-                                   4.0);
+      Val from = k.offset(
+          memory,
+          block / double(rowsAtOnce) * double(t.splits * warpBytes) +
+              (tile % t.tiles) * double(tileBytes) +
+              (addend.row * double(kOutputs) + number % kOutputs) * 4.0);
       Val v = k.load(from, k.f32Type());
       for (int64_t s = 1; s < t.splits; ++s)
         v = v + k.load(k.offset(from, s * warpBytes), k.f32Type());
@@ -410,8 +377,7 @@ void Gemv::gather() {
     input = InputStream(e, k, norm.getX());
     added = InputStream(e, k, norm.getResidual());
     gate = InputStream(e, k, norm.getZ());
-    weight = DeviceTensor(e, k, e.buffer(norm.getWeight()),
-                          /*isReadOnly=*/false);
+    weight = DeviceTensor(e, k, e.buffer(norm.getWeight()));
     for (Value tensor :
          {Value(norm.getX()), Value(norm.getResidual()), Value(norm.getZ())})
       if (tensor)
@@ -431,9 +397,7 @@ void Gemv::gather() {
     Vals input, added, gate, made, weights;
   };
   auto load = [&](const InputStream &stream, Val at) {
-    return stream ? stream.load(stream.at(leading, at), count,
-                                /*isReadOnly=*/false)
-                  : Vals();
+    return stream ? stream.loadInPlace(stream.at(leading, at), count) : Vals();
   };
   auto loadPieces = [&](Val round, bool inLoop) {
     std::vector<Piece> loaded(held);
@@ -450,8 +414,8 @@ void Gemv::gather() {
       piece.input = load(input, piece.at);
       piece.added = load(added, piece.at);
       piece.gate = load(gate, piece.at);
-      piece.weights = weight.elements({}, piece.at, count,
-                                      rowAlignment(norm.getWeight()));
+      piece.weights = weight.elementsInPlace({}, piece.at, count,
+                                             rowAlignment(norm.getWeight()));
     }
     return loaded;
   };
@@ -506,8 +470,8 @@ void Gemv::gather() {
         for (auto [v, g] : llvm::zip_equal(values, gateOf(piece)))
           v = v * g;
     }
-    values = made.values(piece.made, count, norm ? norm.getY() : Value(),
-                         values);
+    values =
+        made.values(piece.made, count, norm ? norm.getY() : Value(), values);
     auto write = [&] {
       k.store(k.pack(values, w.element), k.offset(to, piece.at * 2.0));
     };
@@ -535,14 +499,15 @@ void Gemv::gather() {
     // Read twice, the second time from the caches.
     Val factor;
     if (norm)
-      factor = factorOf(k.forLoop(
-          k.i32(0), k.i32(ofThread), held, {k.f32(0)},
-          [&](Val round, ArrayRef<Val> in) -> Vals {
-            Val sum = in[0];
-            for (const Piece &piece : loadPieces(round, /*inLoop=*/true))
-              sum = addSquares(sum, piece, valuesOf(piece));
-            return {sum};
-          })[0]);
+      factor =
+          factorOf(k.forLoop(k.i32(0), k.i32(ofThread), held, {k.f32(0)},
+                             [&](Val round, ArrayRef<Val> in) -> Vals {
+                               Val sum = in[0];
+                               for (const Piece &piece :
+                                    loadPieces(round, /*inLoop=*/true))
+                                 sum = addSquares(sum, piece, valuesOf(piece));
+                               return {sum};
+                             })[0]);
     k.forLoop(k.i32(0), k.i32(ofThread), held, [&](Val round) {
       for (const Piece &piece : loadPieces(round, /*inLoop=*/true))
         store(piece, norm ? valuesOf(piece) : Vals(), factor);
@@ -556,12 +521,10 @@ void Gemv::emit() {
   rows = k.i32Argument(rowsOfCall);
   Val lane = k.lane(), warp = k.warp();
   place = lane >> 2;
-  column = (warp % t.splits) *
-               double(t.rounds * t.held * GemvTiling::kDepth) +
+  column = (warp % t.splits) * double(t.rounds * t.held * GemvTiling::kDepth) +
            (lane & 3) * double(GemvTiling::kOfLane);
-  firstColumn = t.isRagged
-                    ? k.min(column, k.i32(inputs - GemvTiling::kOfLane))
-                    : column;
+  firstColumn =
+      t.isRagged ? k.min(column, k.i32(inputs - GemvTiling::kOfLane)) : column;
   group = warp / double(t.splits);
   shared = k.shared((t.iterations > 1 ? 2 : 1) * t.warps() * t.tiles *
                     rowsAtOnce * GemvTiling::kOutputs * 4);
@@ -591,9 +554,9 @@ void Gemv::emit() {
   // Rows beyond the last are the last again, and not written.
   for (int64_t first = 0; first < rowsAtOnce; first += 8) {
     Val row = k.min(place + double(first), rows - 1.0);
-    xRows.push_back(x ? x.at(leadingOf(row), firstColumn)
-                      : k.offset(gathered, row * double(pitch()) +
-                                               firstColumn * 2.0));
+    xRows.push_back(
+        x ? x.at(leadingOf(row), firstColumn)
+          : k.offset(gathered, row * double(pitch()) + firstColumn * 2.0));
   }
 
   auto work = [&](Val item, ArrayRef<Val> loaded, Val buffer,

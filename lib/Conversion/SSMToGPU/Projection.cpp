@@ -189,8 +189,8 @@ private:
         before.push_back(each);
     FailureOr<FusionPlan> plan = planFusion(before);
     assert(succeeded(plan) && "expected a part of a plan to be one");
-    Operation *last = e.plan->prologue() ? e.plan->prologue()
-                                       : plan->result.getDefiningOp();
+    Operation *last =
+        e.plan->prologue() ? e.plan->prologue() : plan->result.getDefiningOp();
     GPULowering lowering(e.host, last, e.target);
     lowering.plan = std::move(*plan);
     if (auto norm = dyn_cast<RMSNormOp>(last))
@@ -581,6 +581,16 @@ struct ProjectionLowering : public GPULoweringPattern<ProjectionOp> {
   using GPULoweringPattern::GPULoweringPattern;
   LogicalResult matchAndRewrite(ProjectionOp op,
                                 PatternRewriter &rewriter) const override {
+    // What a scan behind it has made for itself.
+    if (op->use_empty()) {
+      rewriter.eraseOp(op);
+      return success();
+    }
+    if (isa_and_nonnull<FusedOp>(op->getParentOp())) {
+      FailureOr<FusionPlan> plan = planFusedRegion(op->getParentOp());
+      if (succeeded(plan) && plan->prologue() == op)
+        return failure();
+    }
     GPULowering e(rewriter, op, target);
     ProjectionKernels(e, op).emit();
     return success();

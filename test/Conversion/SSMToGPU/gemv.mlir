@@ -22,6 +22,13 @@
 // KERNEL: nvvm.griddepcontrol wait
 // KERNEL: llvm.call_intrinsic "llvm.nvvm.mma.m16n8k16.row.col.bf16"
 
+// No load of what predecessors make may move to before the wait.
+// KERNEL-LABEL: gpu.func @gemv_1(
+// KERNEL-NOT: llvm.load {{.*}} !llvm.ptr<1>
+// KERNEL-LABEL: gpu.func @gemv_8_3(
+// KERNEL-NOT: llvm.load {{.*}} !llvm.ptr<1>
+// KERNEL-LABEL: gpu.func @rms_norm(
+
 // CHECK-LABEL: func.func @bound(
 // CHECK: arith.cmpi sle, %[[ROWS:.+]], %c8
 // CHECK: gpu.launch_func @kernels::@gemv_8 blocks in (%c256, {{.*}}) threads in (%c256,
@@ -81,4 +88,22 @@ func.func @normed(%x: tensor<?x1x1024xf32>, %g: tensor<1024xf32>, %w: tensor<512
     ssm.yield %p : tensor<?x1x512xf16>
   }
   return %y : tensor<?x1x512xf16>
+}
+
+// One token of a scan makes delta from a few columns.
+// CHECK-LABEL: func.func @low_rank(
+// CHECK: gpu.launch_func @kernels::@selective_scan_project_step
+// CHECK-NOT: gpu.launch_func
+// CHECK-NOT: ssm.
+// CHECK: return
+func.func @low_rank(%u: tensor<?x1x32xf16>, %l: tensor<?x1x24xf16>, %w: tensor<32x24xf16>, %A: tensor<32x16xf32>,
+                    %B: tensor<?x1x1x16xf16>) -> tensor<?x1x32xf16> {
+  %y = ssm.fused ins(%u, %l, %w, %A, %B : tensor<?x1x32xf16>, tensor<?x1x24xf16>, tensor<32x24xf16>, tensor<32x16xf32>, tensor<?x1x1x16xf16>) -> tensor<?x1x32xf16> {
+  ^bb0(%a: tensor<?x1x32xf16>, %b: tensor<?x1x24xf16>, %c: tensor<32x24xf16>, %d: tensor<32x16xf32>, %e: tensor<?x1x1x16xf16>):
+    %p = ssm.projection %b, %c : tensor<?x1x24xf16>, tensor<32x24xf16> -> tensor<?x1x32xf16>
+    %s = ssm.selective_scan %a, %p, %d, %e, %e {delta_softplus}
+        : tensor<?x1x32xf16>, tensor<?x1x32xf16>, tensor<32x16xf32>, tensor<?x1x1x16xf16>, tensor<?x1x1x16xf16> -> tensor<?x1x32xf16>
+    ssm.yield %s : tensor<?x1x32xf16>
+  }
+  return %y : tensor<?x1x32xf16>
 }

@@ -261,13 +261,12 @@ void SSMFuse::fuseBlock(Block &block) {
     auto fusable = cast<FusableOpInterface>(op);
     bool anchor = !fusable.isPointwise();
     bool projects = isa<ProjectionOp>(op);
-    anchors.push_back(anchors.back() +
-                      (anchor && !mayRotate(op) && !projects));
+    anchors.push_back(anchors.back() + (anchor && !mayRotate(op) && !projects));
     rotations.push_back(rotations.back() + mayRotate(op));
     projections.push_back(projections.back() + projects);
-    barriers.push_back(barriers.back() +
-                       (anchor && (streamedOperandsOf(op).empty() ||
-                                   (projects && !gathers))));
+    barriers.push_back(
+        barriers.back() +
+        (anchor && (streamedOperandsOf(op).empty() || (projects && !gathers))));
     features.push_back(fusionFeatures(op, dynamicSize, *rates));
     alone.push_back(seconds(op));
   }

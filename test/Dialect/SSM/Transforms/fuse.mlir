@@ -356,3 +356,19 @@ func.func @apart(%x: tensor<?x1x64xf32>, %g: tensor<64xf32>, %w: tensor<64x64xf3
   %z = ssm.projection %m, %w : tensor<?x1x64xf32>, tensor<64x64xf32> -> tensor<?x1x64xf32>
   return %n, %z : tensor<?x1x64xf32>, tensor<?x1x64xf32>
 }
+
+// A scan of one token makes its delta for itself.
+// CHECK-LABEL: func.func @low_rank(
+// CHECK: ssm.fused
+// CHECK: ssm.projection
+// CHECK-NEXT: ssm.selective_scan
+// CHECK-NEXT: ssm.yield
+// CPU-LABEL: func.func @low_rank(
+// CPU-NOT: ssm.fused
+func.func @low_rank(%u: tensor<?x1x32xf16>, %l: tensor<?x1x24xf16>, %w: tensor<32x24xf16>, %A: tensor<32x16xf32>,
+                    %B: tensor<?x1x1x16xf16>) -> tensor<?x1x32xf16> {
+  %p = ssm.projection %l, %w : tensor<?x1x24xf16>, tensor<32x24xf16> -> tensor<?x1x32xf16>
+  %s = ssm.selective_scan %u, %p, %A, %B, %B {delta_softplus}
+      : tensor<?x1x32xf16>, tensor<?x1x32xf16>, tensor<32x16xf32>, tensor<?x1x1x16xf16>, tensor<?x1x1x16xf16> -> tensor<?x1x32xf16>
+  return %s : tensor<?x1x32xf16>
+}
