@@ -19,6 +19,14 @@ static bool mayHaveSameShape(Value a, Value b) {
   return succeeded(verifyCompatibleShape(left, right));
 }
 
+Operation *FusionPlan::prologue() const {
+  for (Operation *op : ops)
+    if (op != anchor && op != rotation &&
+        !cast<FusableOpInterface>(op).isPointwise())
+      return op;
+  return nullptr;
+}
+
 bool corey::mayRotate(Operation *op) { return isa<HadamardOp>(op); }
 
 /// Why `rotation` cannot stand in the kernel of `anchor`; empty if it can.
@@ -47,6 +55,66 @@ static std::string whyNotRotated(Operation *anchor, Operation *rotation) {
   return {};
 }
 
+/// Columns of a projection that a block of threads can have all of x of.
+static constexpr int64_t kMaxGathered = 8192;
+/// Columns of a projection that lanes of a channel's states can have a row of
+/// the weight of.
+static constexpr int64_t kMaxLowRank = 256;
+
+SmallVector<OpOperand *> corey::streamedOperandsOf(Operation *op) {
+  auto projection = dyn_cast<ProjectionOp>(op);
+  if (!projection)
+    return cast<FusableOpInterface>(op).getStreamedOperands();
+  ArrayRef<int64_t> shape =
+      cast<ShapedType>(projection.getX().getType()).getShape();
+  if (shape.size() < 2 || shape[shape.size() - 2] != 1 ||
+      shape.back() > kMaxGathered)
+    return {};
+  return {&projection.getXMutable()};
+}
+
+/// Why a token of the scan cannot make delta for itself; empty if it can.
+static std::string whyNotLowRank(ProjectionOp projection,
+                                 SelectiveScanOp scan) {
+  auto columns = cast<ShapedType>(projection.getX().getType()).getShape();
+  if (scan.getDelta() != projection.getY())
+    return "the projection does not make delta of the scan";
+  if (cast<ShapedType>(scan.getU().getType()).getDimSize(1) != 1 ||
+      scan.getSeqStarts())
+    return "the scan is not known to have one token of each sequence";
+  if (columns.back() > kMaxLowRank)
+    return "delta comes from " + std::to_string(columns.back()) +
+           " columns, of which a scan takes " + std::to_string(kMaxLowRank) +
+           " at most";
+  if (projection.getResidual() || projection.getWeightScale())
+    return "the projection has more operands than weight and bias";
+  return {};
+}
+
+/// Why `anchor` cannot make what `before` does for itself; empty if it can.
+static std::string whyNotPrologue(Operation *before, Operation *anchor) {
+  auto projection = dyn_cast<ProjectionOp>(before);
+  auto scan = dyn_cast<SelectiveScanOp>(anchor);
+  if (projection && scan)
+    return whyNotLowRank(projection, scan);
+  auto norm = dyn_cast<RMSNormOp>(before);
+  projection = dyn_cast<ProjectionOp>(anchor);
+  if (!norm || !projection)
+    return (anchor->getName().getStringRef() + " and " +
+            before->getName().getStringRef() + " cannot share a kernel")
+        .str();
+  auto shape = cast<ShapedType>(norm.getX().getType()).getShape();
+  if (norm.getResidualOut())
+    return "blocks of " + projection->getName().getStringRef().str() +
+           " would each write the residual of the norm before it";
+  if (norm.getGroupSize() &&
+      static_cast<int64_t>(*norm.getGroupSize()) != shape.back())
+    return "a norm before a projection has groups of " +
+           std::to_string(*norm.getGroupSize()) + " elements, of rows of " +
+           std::to_string(shape.back());
+  return {};
+}
+
 /// `open`: leaves out what further ops could still change.
 static FailureOr<FusionPlan> makePlan(ArrayRef<Operation *> ops, bool open,
                                       std::string *reason) {
@@ -61,6 +129,7 @@ static FailureOr<FusionPlan> makePlan(ArrayRef<Operation *> ops, bool open,
   if (ops.empty())
     return fail("there is no op");
   Block *block = ops.front()->getBlock();
+  bool hasPrologue = false;
   for (Operation *op : ops) {
     auto fusable = dyn_cast<FusableOpInterface>(op);
     if (!fusable)
@@ -69,11 +138,19 @@ static FailureOr<FusionPlan> makePlan(ArrayRef<Operation *> ops, bool open,
       return fail("the ops are in different blocks");
     if (fusable.isPointwise())
       continue;
-    if (ops.size() > 1 && fusable.getStreamedOperands().empty())
+    if (ops.size() > 1 && streamedOperandsOf(op).empty())
       return fail(Twine(op->getName().getStringRef()) +
                   " takes no other op into its kernel");
     if (!plan.anchor) {
       plan.anchor = op;
+      continue;
+    }
+    if (!plan.rotation && !hasPrologue &&
+        (isa<ProjectionOp>(op) || isa<ProjectionOp>(plan.anchor))) {
+      if (std::string why = whyNotPrologue(plan.anchor, op); !why.empty())
+        return fail(why);
+      plan.anchor = op;
+      hasPrologue = true;
       continue;
     }
     if (std::string why =
@@ -114,6 +191,9 @@ static FailureOr<FusionPlan> makePlan(ArrayRef<Operation *> ops, bool open,
                       plan.anchor->getName().getStringRef());
         continue;
       }
+      if (isa<ProjectionOp>(plan.anchor))
+        return fail(Twine(plan.anchor->getName().getStringRef()) +
+                    " takes no op behind it into its kernel");
       if (!mayHaveSameShape(op->getResult(0), y))
         return fail(Twine(op->getName().getStringRef()) +
                     " has another shape than the anchor");
@@ -178,11 +258,12 @@ static FailureOr<FusionPlan> makePlan(ArrayRef<Operation *> ops, bool open,
         return fail("the shapes differ");
     }
   }
-  for (Operation *op : {plan.anchor, plan.rotation}) {
+  for (Operation *op : {plan.anchor, plan.rotation, plan.prologue()}) {
     if (!op)
       continue;
-    SmallVector<OpOperand *> streamed =
-        cast<FusableOpInterface>(op).getStreamedOperands();
+    SmallVector<OpOperand *> streamed;
+    if (op == plan.anchor || !isa<ProjectionOp>(op))
+      streamed = streamedOperandsOf(op);
     for (OpOperand &operand : op->getOpOperands())
       if (plan.contains(operand.get().getDefiningOp()) &&
           !llvm::is_contained(streamed, &operand))

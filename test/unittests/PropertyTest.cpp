@@ -1190,8 +1190,9 @@ TEST(Property, Projection) {
     int64_t M =
         random.pick<int64_t>({1, 2, 3, 7, 8, 9, 16, 17, 31, 33, 64, 96, 130});
     if (onGPU() && random.chance(0.4)) {
-      K = random.pick<int64_t>({256, 384, 511, 768, 1024, 2048});
-      M = random.pick<int64_t>({128, 200, 257, 384, 512});
+      K = random.pick<int64_t>(
+          {24, 40, 256, 384, 511, 768, 1024, 2048, 2056, 5120, 8200});
+      M = random.pick<int64_t>({8, 16, 128, 200, 257, 384, 512, 4100});
     }
     int64_t rank = random.integer(0, 3);
     // A few rows have a kernel of their own.
@@ -1200,7 +1201,7 @@ TEST(Property, Projection) {
       if (!few)
         return anyLeading(random, rank);
       Shape shape(rank, 1);
-      shape[random.integer(0, rank - 1)] = random.integer(1, 9);
+      shape[random.integer(0, rank - 1)] = random.integer(1, 18);
       return shape;
     };
     bool isStatic = random.chance(0.25), hasBias = random.chance(0.4),
@@ -1547,6 +1548,207 @@ TEST(Property, RotatedNormOfEveryBlock) {
       if (testing::Test::HasFailure())
         return;
     }
+}
+
+/// What `array` becomes in memory of `type`.
+Array stored(Array array, DType type) {
+  for (double &value : array.data) {
+    char rounded[8];
+    storeScalar(type, rounded, value);
+    value = loadScalar(type, rounded);
+  }
+  return array;
+}
+
+// A projection of one token of each sequence, of what a norm makes.
+TEST(Property, ProjectionOfANorm) {
+  forDraws(10, [](Random &random) {
+    int64_t K = random.pick<int64_t>({1, 7, 8, 16, 24, 40, 64, 72, 136, 520});
+    int64_t M = random.pick<int64_t>({1, 3, 8, 17, 64, 130});
+    if (onGPU() && random.chance(0.6)) {
+      K = random.pick<int64_t>({256, 1000, 1024, 2048, 2560, 5120, 8192});
+      M = random.pick<int64_t>({128, 257, 1024, 4096});
+    }
+    DType x = anyFloat(random), sum = anyFloat(random),
+          weight = random.chance(0.8) ? random.pick({DType::F16, DType::BF16})
+                                      : DType::F32,
+          y = weight;
+    bool hasNorm = random.chance(0.8), hasAdded = random.chance(0.3),
+         hasZ = random.chance(0.3), normFirst = random.chance(0.5),
+         hasSilu = !hasNorm || random.chance(0.3), hasBias = random.chance(0.3),
+         hasResidual = random.chance(0.5);
+    if (hasResidual)
+      y = anyFloat(random);
+    Shape spec = {Free, 1};
+    std::string X = typeText(x, join(spec, K)), W = typeText(weight, {M, K}),
+                R = typeText(sum, join(spec, K)),
+                H = typeText(weight, join(spec, K)),
+                Y = typeText(y, join(spec, M)), G = typeText(DType::F32, {K}),
+                V = typeText(DType::F32, {M});
+    Program signature("projection_of_norm");
+    std::string text = "func.func @main(%x: " + X + ", %w: " + W;
+    signature.operand("x", x, join(spec, K));
+    signature.operand("w", weight, {M, K});
+    auto argument = [&](const char *name, DType type, const Shape &shape) {
+      text += std::string(", %") + name + ": " + typeText(type, shape);
+      signature.operand(name, type, shape);
+    };
+    if (hasNorm)
+      argument("g", DType::F32, {K});
+    if (hasNorm && hasAdded)
+      argument("a", sum, join(spec, K));
+    if (hasNorm && hasZ)
+      argument("z", x, join(spec, K));
+    if (hasBias)
+      argument("b", DType::F32, {M});
+    if (hasResidual)
+      argument("r", y, join(spec, M));
+    text += ") -> " + Y + " {\n";
+    std::string last = "%x";
+    if (hasNorm) {
+      text += "  %n = ssm.rms_norm %x, %g";
+      if (hasAdded)
+        text += " residual(%a : " + R + ")";
+      if (hasZ)
+        text += " z(%z : " + X + ")";
+      if (hasZ && normFirst)
+        text += " {norm_before_gate}";
+      text += " : " + X + ", " + G + " -> " + X + "\n";
+      last = "%n";
+    }
+    if (hasSilu) {
+      text += "  %s = ssm.silu " + last + " : " + X + "\n";
+      last = "%s";
+    }
+    if (x != weight) {
+      text += "  %h = ssm.cast " + last + " : " + X + " to " + H + "\n";
+      last = "%h";
+    }
+    text += "  %y = ssm.projection " + last + ", %w";
+    if (hasBias)
+      text += " bias(%b : " + V + ")";
+    if (hasResidual)
+      text += " residual(%r : " + Y + ")";
+    text +=
+        " : " + H + ", " + W + " -> " + Y + "\n  return %y : " + Y + "\n}\n";
+    signature.result(y, join(spec, M));
+    SCOPED_TRACE(text);
+    auto executable = compile(text, anyVectorBits(random));
+    ASSERT_TRUE(executable);
+    for (int call = 0; call < 2 * Calls; ++call) {
+      Shape leading = {random.pick<int64_t>({1, 1, 2, 7, 8, 9, 16, 17, 33}), 1};
+      Trial trial(random, signature);
+      reference::RMSNorm op;
+      const Array *bias = nullptr, *residual = nullptr;
+      op.x = trial.input(join(leading, K), normals(random));
+      const Array *matrix = trial.input({M, K}, normals(random));
+      if (hasNorm)
+        op.weight = trial.input({K}, normals(random));
+      if (hasNorm && hasAdded)
+        op.residual = trial.input(join(leading, K), normals(random));
+      if (hasNorm && hasZ)
+        op.z = trial.input(join(leading, K), normals(random, 2));
+      if (hasBias)
+        bias = trial.input({M}, normals(random));
+      if (hasResidual)
+        residual = trial.input(join(leading, M), normals(random));
+      op.eps = static_cast<double>(1e-5f);
+      op.normBeforeGate = hasZ && normFirst;
+      bool ran = trial.run(*executable, {join(leading, M)});
+      SCOPED_TRACE(trial.describe());
+      ASSERT_TRUE(ran);
+      Array made = hasNorm ? reference::rmsNorm(op).y : *op.x;
+      if (hasSilu)
+        made = reference::silu(made);
+      // Of the type that the weight has, with what rounds the other way; values
+      // in between may be of a narrower type, or not be rounded at all.
+      double slack = 2;
+      if (y == DType::F32)
+        slack = weight == DType::F32 && x == DType::F32 ? 2 : 60;
+      if (x == DType::BF16)
+        slack = y == DType::BF16 ? 2 : y == DType::F16 ? 12 : 2500;
+      else if (x == DType::F16 && y == DType::F32)
+        slack = 300;
+      ASSERT_TRUE(isClose("projection of norm", trial.outputs[0],
+                          reference::projection(stored(made, weight), *matrix,
+                                                bias, residual, nullptr),
+                          slack));
+    }
+  });
+}
+
+// One token of a scan, whose delta a projection of a few columns makes.
+TEST(Property, SelectiveScanOfLowRank) {
+  forDraws(8, [](Random &random) {
+    int64_t D = random.pick<int64_t>({1, 3, 32, 33, 64, 130});
+    if (onGPU() && random.chance(0.5))
+      D = random.pick<int64_t>({512, 2048, 2056});
+    int64_t N = random.pick<int64_t>({1, 3, 4, 8, 16, 17, 64});
+    int64_t K = random.pick<int64_t>({1, 5, 8, 16, 24, 64, 80, 160, 256, 264});
+    DType type = anyFloat(random);
+    bool hasBias = random.chance(0.3), softplus = random.chance(0.8);
+    std::string U = typeText(type, {Free, 1, D}),
+                L = typeText(type, {Free, 1, K}), W = typeText(type, {D, K}),
+                BC = typeText(type, {Free, 1, 1, N}),
+                A = typeText(DType::F32, {D, N}), V = typeText(DType::F32, {D}),
+                S = typeText(DType::F32, {Free, D, N});
+    std::string text =
+        "func.func @main(%u: " + U + ", %l: " + L + ", %w: " + W +
+        ", %A: " + A + ", %B: " + BC + ", %C: " + BC + ", %h: " + S +
+        (hasBias ? ", %b: " + V : "") + ") -> (" + U + ", " + S +
+        ") {\n  %d = ssm.projection %l, %w" +
+        (hasBias ? " bias(%b : " + V + ")" : "") + " : " + L + ", " + W +
+        " -> " + U +
+        "\n  %y, %n = ssm.selective_scan %u, %d, %A, %B, %C initial_state(%h "
+        ": " +
+        S + ")" + (softplus ? " {delta_softplus}" : "") + " : " + U + ", " + U +
+        ", " + A + ", " + BC + ", " + BC + " -> " + U + ", " + S +
+        "\n  return %y, %n : " + U + ", " + S + "\n}\n";
+    SCOPED_TRACE(text);
+    auto executable = compile(text, anyVectorBits(random));
+    ASSERT_TRUE(executable);
+    Program signature("low_rank_scan");
+    signature.operand("u", type, {Free, 1, D});
+    signature.operand("l", type, {Free, 1, K});
+    signature.operand("w", type, {D, K});
+    signature.operand("A", DType::F32, {D, N});
+    signature.operand("B", type, {Free, 1, 1, N});
+    signature.operand("C", type, {Free, 1, 1, N});
+    signature.operand("h", DType::F32, {Free, D, N});
+    if (hasBias)
+      signature.operand("b", DType::F32, {D});
+    signature.result(type, {Free, 1, D});
+    signature.result(DType::F32, {Free, D, N});
+    for (int call = 0; call < Calls; ++call) {
+      int64_t B = random.pick<int64_t>({1, 2, 5, 70});
+      Trial trial(random, signature);
+      reference::SelectiveScan op;
+      double scale = 1 / std::sqrt(static_cast<double>(K));
+      op.u = trial.input({B, 1, D}, normals(random));
+      const Array *low = trial.input({B, 1, K}, normals(random));
+      const Array *matrix = trial.input({D, K}, normals(random, scale));
+      op.A = trial.input({D, N}, [&] { return -random.uniform(0.1, 2); });
+      op.B = trial.input({B, 1, 1, N}, normals(random));
+      op.C = trial.input({B, 1, 1, N}, normals(random));
+      op.initialState = trial.input({B, D, N}, normals(random));
+      const Array *bias = hasBias ? trial.input({D}, normals(random)) : nullptr;
+      op.deltaSoftplus = softplus;
+      Array delta =
+          reference::projection(*low, *matrix, bias, nullptr, nullptr);
+      op.delta = &delta;
+      bool ran = trial.run(*executable, {{B, 1, D}, {B, D, N}});
+      SCOPED_TRACE(trial.describe());
+      ASSERT_TRUE(ran);
+      auto want = reference::selectiveScan(op);
+      // Delta is rounded where it was in memory, and what is negative grows.
+      double slack = type == DType::F16    ? 1500
+                     : type == DType::BF16 ? 12000
+                                           : 8;
+      ASSERT_TRUE(isClose("low-rank scan", trial.outputs[0], want.y, 8));
+      ASSERT_TRUE(
+          isClose("low-rank scan state", trial.outputs[1], want.state, slack));
+    }
+  });
 }
 
 TEST(Property, EmbeddingAndArgmax) {

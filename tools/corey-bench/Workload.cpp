@@ -361,6 +361,35 @@ Workload corey::makeNorm(const WorkloadOptions &options) {
   return w;
 }
 
+Workload corey::makeProjection(const WorkloadOptions &options) {
+  int64_t B = options.shape[0], M = options.shape[1], K = options.shape[2];
+  DType dt = options.dtype;
+  Workload w;
+  w.inputs = {*randomTensor(dt, {B, 1, K}, 1),
+              *randomTensor(dt, {M, K}, 2, 0, 1 / std::sqrt(double(K)))};
+  std::string in = tensorType({B, 1, K}, 1, elementName(dt)),
+              weight = tensorType({M, K}, 0, elementName(dt)),
+              out = tensorType({B, 1, M}, 1, elementName(dt));
+  w.program = "func.func @main(%x: " + in + ", %w: " + weight + ") -> " + out +
+              " {\n  %y = ssm.projection %x, %w : " + in + ", " + weight +
+              " -> " + out + "\n  return %y : " + out + "\n}\n";
+  w.bytes = dtypeSize(dt) * (double(M) * K + double(B) * (M + K));
+  w.flops = double(B) * M * K;
+  if (!options.reference)
+    return w;
+  std::vector<double> x = widen(w.inputs[0]), weights = widen(w.inputs[1]),
+                      y(B * M);
+  for (int64_t b = 0; b < B; ++b)
+    for (int64_t m = 0; m < M; ++m) {
+      double sum = 0;
+      for (int64_t k = 0; k < K; ++k)
+        sum += x[b * K + k] * weights[m * K + k];
+      y[b * M + m] = sum;
+    }
+  w.expected = {fromDoubles(y, {B, 1, M})};
+  return w;
+}
+
 Expected<Workload>
 corey::makeBlock(bool mamba2, int64_t length, DType dtype,
                  const std::map<std::string, Tensor> &given) {

@@ -108,6 +108,8 @@ Workload makeConv(const WorkloadOptions &options);
 Workload makeHadamard(const WorkloadOptions &options);
 /// RMS norm of every row: shape rows,D.
 Workload makeNorm(const WorkloadOptions &options);
+/// Projection of one token of B sequences from K to M: shape B,M,K.
+Workload makeProjection(const WorkloadOptions &options);
 
 /// A whole block of a model with every operation on its own, for one sequence
 /// of `length` tokens of 256 channels: norm, projections, convolution,

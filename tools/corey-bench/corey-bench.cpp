@@ -40,7 +40,8 @@ constexpr MeasuredOp kOps[] = {
     {"step", "B,H,P,N,G", "1,80,64,128,1", makeSSDStep, false, "ssd"},
     {"conv", "B,L,D", "1,512,2048", makeConv},
     {"hadamard", "rows,n", "512,2048", makeHadamard},
-    {"norm", "rows,D", "512,2048", makeNorm}};
+    {"norm", "rows,D", "512,2048", makeNorm},
+    {"projection", "B,M,K", "1,2048,1024", makeProjection}};
 
 constexpr std::pair<llvm::StringLiteral, int (*)(int, char **)> kSubcommands[] =
     {{"rules", runRules},       {"tune", runTune},     {"fit", runFit},

@@ -25,6 +25,13 @@ inline constexpr int64_t kMaxRotatedGroup = 32768;
 ///
 /// An anchor that has a whole group of the last axis at hand when it makes its
 /// result, a norm, can have a Hadamard transform behind it, the rotation.
+///
+/// A projection of one token of each sequence, of few rows therefore, can have
+/// a norm before it, the prologue: every block of threads of its kernel makes
+/// all of x for itself. Where there are many sequences nevertheless, what is
+/// before the projection becomes a kernel of its own. In the same way a
+/// selective scan of one token can have the projection before it that makes
+/// its delta from a few columns.
 struct FusionPlan {
   /// In the order of the block.
   llvm::SmallVector<mlir::Operation *> ops;
@@ -43,6 +50,10 @@ struct FusionPlan {
   mlir::Value result;
 
   bool contains(mlir::Operation *op) const { return op && set.contains(op); }
+  /// The norm that makes what the anchor, a projection, reads, or from which
+  /// pointwise ops make that, or the projection that makes delta of the anchor,
+  /// a scan; null if there is none.
+  mlir::Operation *prologue() const;
 };
 
 /// Whether `ops` break no rule that more ops could mend: the same checks, but
@@ -52,6 +63,11 @@ bool mayGrowIntoPlan(llvm::ArrayRef<mlir::Operation *> ops,
 
 /// Whether `op` may be the rotation of a kernel, behind another op's anchor.
 bool mayRotate(mlir::Operation *op);
+
+/// Operands whose producers can be computed in the kernel of `op`, where it
+/// reads them: those that it streams, and x of a projection of one token of
+/// each sequence.
+llvm::SmallVector<mlir::OpOperand *> streamedOperandsOf(mlir::Operation *op);
 
 /// The plan for `ops`, given in the order of their block. Fails with a reason,
 /// for people, if no emitter can make one kernel of them: more than one anchor,

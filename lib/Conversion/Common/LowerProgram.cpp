@@ -5,6 +5,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "LowerProgram.h"
+#include "corey/Analysis/FusionPlan.h"
 #include "corey/Dialect/SSM/IR/SSMOps.h"
 #include "mlir/Transforms/WalkPatternRewriteDriver.h"
 
@@ -24,6 +25,26 @@ int64_t corey::countLoweredOps(ModuleOp module) {
   return count;
 }
 
+/// Takes regions with a projection apart: no kernel of a CPU makes what is
+/// before its own loops for itself.
+static void splitProjections(ModuleOp module) {
+  SmallVector<FusedOp> regions;
+  module.walk([&](FusedOp fused) {
+    FailureOr<FusionPlan> plan = planFusedRegion(fused);
+    if (succeeded(plan) && plan->ops.size() > 1 &&
+        llvm::any_of(plan->ops, llvm::IsaPred<ProjectionOp>))
+      regions.push_back(fused);
+  });
+  IRRewriter rewriter(module.getContext());
+  for (FusedOp fused : regions) {
+    Block &block = fused.getBody().front();
+    auto yield = cast<YieldOp>(block.getTerminator());
+    rewriter.inlineBlockBefore(&block, fused, fused.getInputs());
+    rewriter.replaceOp(fused, yield.getValues());
+    rewriter.eraseOp(yield);
+  }
+}
+
 LogicalResult corey::lowerProgram(ModuleOp module, RewritePatternSet patterns,
                                   RewritePatternSet last, StringRef target) {
   FrozenRewritePatternSet frozen(std::move(patterns));
@@ -34,6 +55,8 @@ LogicalResult corey::lowerProgram(ModuleOp module, RewritePatternSet patterns,
         explained |= diagnostic.getSeverity() == DiagnosticSeverity::Error;
         return failure();
       });
+  if (target == "CPU")
+    splitProjections(module);
   // Fused regions nest; each round inlines one level.
   bool hadFused;
   do {

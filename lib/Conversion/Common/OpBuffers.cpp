@@ -35,18 +35,29 @@ OpBuffers::OpBuffers(PatternRewriter &rewriter, Operation *op)
     plan = std::move(*found);
 }
 
-/// Whether `tensor` is an argument of a function that `ssm-any-strides` has
-/// marked, seen through the regions of kernels.
-static bool hasAnyStrides(Value tensor) {
+/// Whether `tensor` is an argument of a function that has the attribute `name`,
+/// seen through the regions of kernels.
+static bool isArgumentWith(Value tensor, StringRef name) {
   auto argument = dyn_cast<BlockArgument>(tensor);
   if (!argument || !argument.getOwner()->isEntryBlock())
     return false;
   Operation *parent = argument.getOwner()->getParentOp();
   if (auto fused = dyn_cast<ssm::FusedOp>(parent))
-    return hasAnyStrides(fused.getInputs()[argument.getArgNumber()]);
+    return isArgumentWith(fused.getInputs()[argument.getArgNumber()], name);
   auto function = dyn_cast<func::FuncOp>(parent);
-  return function &&
-         function.getArgAttr(argument.getArgNumber(), ssm::kAnyStridesAttr);
+  return function && function.getArgAttr(argument.getArgNumber(), name);
+}
+
+static bool hasAnyStrides(Value tensor) {
+  return isArgumentWith(tensor, ssm::kAnyStridesAttr);
+}
+
+bool OpBuffers::isWeight(Value tensor) {
+  while (isa_and_nonnull<tensor::CastOp, tensor::ExtractSliceOp,
+                         tensor::ExpandShapeOp, tensor::CollapseShapeOp>(
+      tensor.getDefiningOp()))
+    tensor = tensor.getDefiningOp()->getOperand(0);
+  return isArgumentWith(tensor, ssm::kWeightArgAttr);
 }
 
 Value OpBuffers::view(Value tensor) {
@@ -132,7 +143,8 @@ void OpBuffers::replaceWith(ValueRange buffers) {
 bool corey::replaceUnneeded(PatternRewriter &rewriter, Operation *op) {
   auto mayBeUnneeded = [](Operation *op) {
     auto fusable = dyn_cast<ssm::FusableOpInterface>(op);
-    return fusable && (fusable.isPointwise() || mayRotate(op));
+    return fusable && (fusable.isPointwise() || mayRotate(op) ||
+                       (isa<ssm::RMSNormOp>(op) && op->getNumResults() == 1));
   };
   llvm::SetVector<Operation *> unneeded;
   unneeded.insert(op);

@@ -25,13 +25,17 @@ public:
   /// Views a tensor that is in memory as a memref, with an innermost stride of
   /// 1 unless it is an argument that may have any; null for null.
   mlir::Value view(mlir::Value tensor);
+  /// Whether `tensor` is a weight of the program, or a view of one: nothing
+  /// writes to it while a call runs, nor just before.
+  static bool isWeight(mlir::Value tensor);
   /// Whether the kernel of the fused region computes `tensor` itself.
   bool isComputed(mlir::Value tensor) const;
   /// Whether the loops of the kernel make `tensor` themselves: it is the first
-  /// result of the op, or of the rotation behind it.
+  /// result of the op, of the rotation behind it, or of the norm before it.
   bool isMadeByLoops(mlir::Value tensor) const {
     mlir::Operation *producer = tensor.getDefiningOp();
-    return producer && (producer == op || producer == rotation());
+    return producer && (producer == op || producer == rotation() ||
+                        (plan && producer == plan->prologue()));
   }
   /// The transform behind the op, in its kernel; null if there is none.
   ssm::HadamardOp rotation() const;
@@ -70,8 +74,8 @@ private:
 };
 
 /// Replaces `op` by a tensor of no content if nothing needs what it computes:
-/// it is a pointwise op or a rotation whose users are no better, or want its
-/// sizes. A lowering leaves such ops of a region that it has computed itself.
+/// it is a pointwise op, a rotation or a norm of one result whose users are no
+/// better, or want its sizes. A lowering leaves such ops of a region that it has computed itself.
 bool replaceUnneeded(mlir::PatternRewriter &rewriter, mlir::Operation *op);
 
 /// A memref type of the shape of `type` with dynamic strides but for the

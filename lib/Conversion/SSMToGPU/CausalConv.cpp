@@ -144,6 +144,22 @@ void CausalConvKernel::emit() {
   if (!isPacked)
     active = active & (rowOfBlock(k) < k.i32Argument(sequences.count));
 
+  // A token each is a step of decoding, which waits for memory more than for
+  // anything else. To bring to the last cache what predecessors do not make is
+  // no read: the states may be written to yet.
+  bool isStep = !isPacked &&
+                cast<RankedTensorType>(op.getX().getType()).getDimSize(1) == 1;
+  if (isStep && e.target.hasDependentLaunches) {
+    k.launchDependents();
+    k.prefetchL2(weight.at({channel}, k.i32(0)));
+    if (bias)
+      k.prefetchL2(bias.at({}, channel));
+    if (initial && !states.slots)
+      for (int64_t j = 0; j + 1 < width; ++j)
+        k.prefetchL2(initial.at({place.sequence, k.i32(j)}, channel));
+    k.waitForPredecessors();
+  }
+
   // The value of an input before the first token of the sequence, `j` counting
   // from the oldest.
   DeviceSlots::Place home = pool.of(k, place.sequence);

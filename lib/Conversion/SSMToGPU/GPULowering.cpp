@@ -248,6 +248,19 @@ Vals DeviceTensor::elements(ArrayRef<Val> leading, Val last, int64_t count,
   return values;
 }
 
+Vals DeviceTensor::elementsInPlace(ArrayRef<Val> leading, Val last,
+                                   int64_t count, int64_t alignment) const {
+  Val pointer = at(leading, last);
+  int64_t width = std::gcd(std::gcd(count, alignment), kMaxLoadBytes / bytes());
+  Vals values;
+  for (int64_t i = 0; i < count; i += width)
+    llvm::append_range(values,
+                       k->unpack(k->loadInPlace(k->offset(pointer, i * bytes()),
+                                                k->packedType(element, width)),
+                                 element, width));
+  return values;
+}
+
 Val DeviceTensor::stride(int64_t axis) const { return strides[axis]; }
 
 /// Adds what `value` is computed from in memory to `leaves`.
@@ -348,6 +361,16 @@ Vals InputStream::load(const Cursor &cursor, int64_t count,
     int64_t own = leaf.memory.rank() ? count : 1;
     loaded.push_back(
         k->load(pointer, k->packedType(leaf.memory.element, own), isReadOnly));
+  }
+  return loaded;
+}
+
+Vals InputStream::loadInPlace(const Cursor &cursor, int64_t count) const {
+  Vals loaded;
+  for (auto [leaf, pointer] : llvm::zip_equal(leaves, cursor.pointers)) {
+    int64_t own = leaf.memory.rank() ? count : 1;
+    loaded.push_back(
+        k->loadInPlace(pointer, k->packedType(leaf.memory.element, own)));
   }
   return loaded;
 }
@@ -537,7 +560,7 @@ DeviceSlots::DeviceSlots(GPULowering &lowering, KernelBuilder &k,
 DeviceSlots::Place DeviceSlots::of(KernelBuilder &k, Val sequence) const {
   if (!slots)
     return {sequence, Val()};
-  Val slot = k.load(slots.at({}, sequence), k.i32Type(), true);
+  Val slot = k.loadInPlace(slots.at({}, sequence), k.i32Type());
   return {slot, (slot >= 0.0) & (k.toI64(slot) < limit)};
 }
 

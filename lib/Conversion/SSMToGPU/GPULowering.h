@@ -17,6 +17,8 @@ struct GPUTarget {
   int64_t multiprocessors = 132;
   /// The tensor cores take products of warp groups.
   bool hasWarpGroups = false;
+  /// Kernels may start before their predecessors end.
+  bool hasDependentLaunches = false;
 };
 
 /// The memrefs that states are read from and written to; null where there are
@@ -139,6 +141,10 @@ public:
   /// multiple of.
   Vals elements(llvm::ArrayRef<Val> leading, Val last, int64_t count,
                 int64_t alignment = 1) const;
+  /// The same, by loads that stay where they are: of a kernel that waits for its
+  /// predecessors in its midst, the assembler moves others to before that.
+  Vals elementsInPlace(llvm::ArrayRef<Val> leading, Val last, int64_t count,
+                       int64_t alignment = 1) const;
   /// Bytes from one index to the next on `axis`, i64.
   Val stride(int64_t axis) const;
   int64_t rank() const { return strides.size(); }
@@ -179,6 +185,8 @@ public:
   /// `isReadOnly`, loads stay before the barriers that follow them, where the
   /// assembler moves others to their first use.
   Vals load(const Cursor &cursor, int64_t count, bool isReadOnly = true) const;
+  /// The same, by loads that stay where they are.
+  Vals loadInPlace(const Cursor &cursor, int64_t count) const;
   size_t numLoaded() const { return leaves.size(); }
   /// The elements, in f32, from what was loaded and, of a stream that depends
   /// on what the kernel's loops have made, from elements of that.
@@ -306,6 +314,22 @@ SSDDecay ssdDecay(KernelBuilder &k, ssm::SSDOp op, Val raw, Val rate,
 void emitSSDOnTensorCores(GPULowering &lowering, ssm::SSDOp op,
                           const DeviceSequences &sequences, mlir::Value chunk,
                           mlir::Value y, const StateBuffers &states);
+
+/// The norm, with what its plan has around it, into a buffer that is returned;
+/// and that of its further result, null if there is none.
+std::pair<mlir::Value, mlir::Value> emitRMSNorm(GPULowering &lowering,
+                                                ssm::RMSNormOp op);
+/// The last of the pointwise ops of the lowering's plan, or the only one, into
+/// a buffer that is returned.
+mlir::Value emitPointwise(GPULowering &lowering);
+
+/// Whether a projection of few rows has a kernel on tensor cores.
+bool isForGemv(ssm::ProjectionOp op);
+/// That for up to `rowsAtOnce` (at most 16) of the `rows` of the call, from the
+/// memref `x`, or, where that is null, from what the plan has before the op,
+/// into the memref `y`.
+void emitGemv(GPULowering &lowering, ssm::ProjectionOp op, mlir::Value x,
+              mlir::Value y, mlir::Value rows, int64_t rowsAtOnce);
 
 template <typename OpTy>
 struct GPULoweringPattern : public mlir::OpRewritePattern<OpTy> {

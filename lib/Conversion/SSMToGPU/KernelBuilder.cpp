@@ -671,6 +671,33 @@ Val KernelBuilder::load(Val pointer, Type type, bool isReadOnly) {
                                    /*isNonTemporal=*/false, isReadOnly));
 }
 
+Val KernelBuilder::loadInPlace(Val pointer, Type type) {
+  int64_t bytes = byteSize(type), words = bytes / 4;
+  if (bytes < 4) {
+    Val bits =
+        ptx(bytes == 1 ? "ld.global.b8 $0, [$1];" : "ld.global.b16 $0, [$1];",
+            "=h,l", i16Type(), {pointer}, /*hasSideEffects=*/true);
+    if (bytes == 1)
+      return wrap(arith::TruncIOp::create(b, loc, type, bits.value));
+    return bitcast(bits, type);
+  }
+  if (words == 1)
+    return bitcast(ptx("ld.global.b32 $0, [$1];", "=r,l", i32Type(), {pointer},
+                       /*hasSideEffects=*/true),
+                   type);
+  auto all = LLVM::LLVMStructType::getLiteral(
+      b.getContext(), SmallVector<Type>(words, i32Type()));
+  Val made = ptx(words == 2 ? "ld.global.v2.b32 {$0,$1}, [$2];"
+                            : "ld.global.v4.b32 {$0,$1,$2,$3}, [$4];",
+                 words == 2 ? "=r,=r,l" : "=r,=r,=r,=r,l", all, {pointer},
+                 /*hasSideEffects=*/true);
+  Vals elements;
+  for (int64_t i = 0; i < words; ++i)
+    elements.push_back(
+        wrap(LLVM::ExtractValueOp::create(b, loc, made.value, i)));
+  return bitcast(vector(elements), type);
+}
+
 void KernelBuilder::store(Val value, Val pointer) {
   LLVM::StoreOp::create(b, loc, value.value, pointer.value,
                         byteSize(value.type()));

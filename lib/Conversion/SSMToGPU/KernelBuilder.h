@@ -213,6 +213,9 @@ public:
   /// Loads a value of `type` aligned to its size; through the read-only path
   /// where the pointer's argument is never written.
   Val load(Val pointer, mlir::Type type, bool isReadOnly = false);
+  /// A load of global memory that stays where it is, as before a wait for
+  /// predecessors or behind it: others move to what needs them. Up to 16 bytes.
+  Val loadInPlace(Val pointer, mlir::Type type);
   void store(Val value, Val pointer);
   /// Adds an i32 or i64 to what is at `pointer`, at once for all threads of the
   /// device.

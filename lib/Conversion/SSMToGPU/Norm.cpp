@@ -85,13 +85,17 @@ struct NormTiling {
 class RMSNormKernel {
 public:
   RMSNormKernel(GPULowering &e, RMSNormOp op)
-      : e(e), op(op), y(e.allocate(0)),
-        residualOut(op.getResidualOut() ? e.allocate(1) : Value()) {
+      : y(e.allocate(0)),
+        residualOut(op.getResidualOut() ? e.allocate(1) : Value()), e(e),
+        op(op) {
     size = cast<MemRefType>(y.getType()).getShape().back();
     group = op.getGroupSize() ? static_cast<int64_t>(*op.getGroupSize()) : size;
   }
 
   void emit();
+
+  /// What it writes; null where there is no further result.
+  const Value y, residualOut;
 
 private:
   /// Elements that are loaded, and written, at once.
@@ -110,7 +114,6 @@ private:
 
   GPULowering &e;
   RMSNormOp op;
-  Value y, residualOut;
   int64_t size, group;
 };
 } // namespace
@@ -371,10 +374,12 @@ void RMSNormKernel::emit() {
     });
   }
   k.launch({e.ceilDiv(total, e.index(t.groupsOfBlock())), {}, {}});
-  SmallVector<Value> results{y};
-  if (residualOut)
-    results.push_back(residualOut);
-  e.replaceWith(results);
+}
+
+std::pair<Value, Value> corey::emitRMSNorm(GPULowering &e, RMSNormOp op) {
+  RMSNormKernel kernel(e, op);
+  kernel.emit();
+  return {kernel.y, kernel.residualOut};
 }
 
 namespace {
@@ -382,8 +387,20 @@ struct RMSNormLowering : public GPULoweringPattern<RMSNormOp> {
   using GPULoweringPattern::GPULoweringPattern;
   LogicalResult matchAndRewrite(RMSNormOp op,
                                 PatternRewriter &rewriter) const override {
+    // What a projection behind it has made for itself.
+    if (replaceUnneeded(rewriter, op))
+      return success();
+    if (isa_and_nonnull<FusedOp>(op->getParentOp())) {
+      FailureOr<FusionPlan> plan = planFusedRegion(op->getParentOp());
+      if (succeeded(plan) && plan->prologue() == op)
+        return failure();
+    }
     GPULowering e(rewriter, op, target);
-    RMSNormKernel(e, op).emit();
+    auto [y, residualOut] = emitRMSNorm(e, op);
+    SmallVector<Value> results{y};
+    if (residualOut)
+      results.push_back(residualOut);
+    e.replaceWith(results);
     return success();
   }
 };

@@ -14,8 +14,7 @@ using namespace corey::ssm;
 static constexpr int64_t kThreads = 256;
 
 /// One thread per run of elements of the last axis that are loaded at once.
-/// `e` is the lowering of the last op of the region, or of the only one.
-static void emitPointwiseKernel(GPULowering &e) {
+Value corey::emitPointwise(GPULowering &e) {
   Value out = e.allocate(0);
   auto type = cast<MemRefType>(out.getType());
   int64_t rank = type.getRank();
@@ -58,7 +57,7 @@ static void emitPointwiseKernel(GPULowering &e) {
     output.store(output.at(leading, last), values);
   });
   k.launch({e.ceilDiv(total, e.index(kThreads)), {}, {}});
-  e.replaceWith(out);
+  return out;
 }
 
 namespace {
@@ -79,7 +78,7 @@ struct PointwiseLowering
     if (replaceUnneeded(rewriter, fusable))
       return success();
     GPULowering e(rewriter, fusable, target);
-    emitPointwiseKernel(e);
+    e.replaceWith(emitPointwise(e));
     return success();
   }
   GPUTarget target;
@@ -100,7 +99,7 @@ struct LowerFused : public GPULoweringPattern<FusedOp> {
       Operation *last = plan->result.getDefiningOp();
       rewriter.setInsertionPoint(last);
       GPULowering e(rewriter, last, target);
-      emitPointwiseKernel(e);
+      e.replaceWith(emitPointwise(e));
     }
     rewriter.inlineBlockBefore(&block, op, op.getInputs());
     rewriter.replaceOp(op, yield.getValues());

@@ -6,8 +6,10 @@
 //
 // Three ways, of which the host takes one by the number of rows:
 //
-//   few rows     a kernel that streams the weights once: a team of threads has
-//                a few outputs of all rows;
+//   few rows     a kernel that streams the weights once: on tensor cores (see
+//                Gemv.cpp) or, of types that differ or rows that cannot be
+//                loaded 16 bytes at once, on ordinary ones, where a team of
+//                threads has a few outputs of all rows;
 //   many rows    the run-time library's matrix product, where types are uniform
 //                and it has one;
 //   otherwise    a tiled product in f32 on the ordinary cores, of any types.
@@ -24,8 +26,10 @@ using namespace corey;
 using namespace corey::ssm;
 
 /// Rows for which there is a kernel that streams weights, each for as many and
-/// fewer.
-static constexpr int64_t kFewRows[] = {1, 4, 8};
+/// fewer: on ordinary cores and on tensor cores.
+static constexpr int64_t kFewRows[] = {1, 4, 8}, kFewGemvRows[] = {8, 16};
+/// The same for what makes x in the kernel, and for the rest of its calls.
+static constexpr int64_t kGatheredRows[] = {1, 8}, kAlsoFewRows[] = {16};
 
 namespace {
 /// How the tiled product cuts its work. A block of four warps has a tile of
@@ -129,28 +133,69 @@ public:
   void emit() {
     y = e.allocate(0);
     // Views are made before the branches that use them.
-    for (Value tensor : op.getOperands())
-      e.buffer(tensor);
-    rows = e.rowCount(e.buffer(op.getX()));
-    emitByRows(kFewRows);
+    bool isGemv = isForGemv(op);
+    ArrayRef<int64_t> few = isGemv ? ArrayRef(kFewGemvRows) : kFewRows;
+    auto emitFew = [&](int64_t rowsAtOnce) { emitFewRows(rowsAtOnce); };
+    auto emitMany = [&] { emitManyRows(); };
+    if (!e.isComputed(op.getX())) {
+      for (Value tensor : op.getOperands())
+        e.buffer(tensor);
+      x = e.buffer(op.getX());
+      rows = e.rowCount(x);
+      emitByRows(few, emitFew, emitMany);
+    } else {
+      for (Operation *each : e.plan->ops)
+        for (Value tensor : each->getOperands())
+          if (!e.isComputed(tensor))
+            e.buffer(tensor);
+      rows = e.rowCount(y);
+      // Of many rows, x is made once, and then multiplied as any other.
+      auto emitApart = [&] {
+        x = emitBefore();
+        emitByRows(isGemv ? ArrayRef(kAlsoFewRows) : few, emitFew, emitMany);
+        x = Value();
+      };
+      if (isGemv)
+        emitByRows(kGatheredRows, emitFew, emitApart);
+      else
+        emitApart();
+    }
     e.replaceWith(y);
   }
 
 private:
-  /// Branches to the kernels for few rows, from the fewest on.
-  void emitByRows(ArrayRef<int64_t> few) {
+  /// Branches to the kernels for few rows, from the fewest on, or else to that
+  /// for many.
+  void emitByRows(ArrayRef<int64_t> few,
+                  llvm::function_ref<void(int64_t rowsAtOnce)> emitFew,
+                  llvm::function_ref<void()> emitMany) {
     APInt known;
     bool isKnown = matchPattern(rows, m_ConstantInt(&known));
     if (few.empty())
-      return emitManyRows();
-    if (isKnown) {
-      if (known.getSExtValue() <= few[0])
-        return emitFewRows(few[0]);
-      return emitByRows(few.drop_front());
-    }
+      return emitMany();
+    auto emitRest = [&] { emitByRows(few.drop_front(), emitFew, emitMany); };
+    if (isKnown)
+      return known.getSExtValue() <= few[0] ? emitFew(few[0]) : emitRest();
     e.ifThen(
         e.cmp(arith::CmpIPredicate::sle, rows, e.index(few[0])),
-        [&] { emitFewRows(few[0]); }, [&] { emitByRows(few.drop_front()); });
+        [&] { emitFew(few[0]); }, emitRest);
+  }
+
+  /// The kernel of what the plan has before the op; what it makes.
+  Value emitBefore() {
+    SmallVector<Operation *> before;
+    for (Operation *each : e.plan->ops)
+      if (each != op)
+        before.push_back(each);
+    FailureOr<FusionPlan> plan = planFusion(before);
+    assert(succeeded(plan) && "expected a part of a plan to be one");
+    Operation *last =
+        e.plan->prologue() ? e.plan->prologue() : plan->result.getDefiningOp();
+    GPULowering lowering(e.host, last, e.target);
+    lowering.plan = std::move(*plan);
+    if (auto norm = dyn_cast<RMSNormOp>(last))
+      return emitRMSNorm(lowering, norm).first;
+    return emitPointwise(lowering);
   }
 
   void emitManyRows() {
@@ -175,7 +220,7 @@ private:
   GPULowering &e;
   ProjectionOp op;
   int64_t inputs, outputs;
-  Value y, rows;
+  Value x, y, rows;
 };
 } // namespace
 
@@ -189,7 +234,7 @@ static int64_t typeCode(Type type) {
 /// Calls the library's product; the result, i64, is 0 if it has none for these
 /// operands. Null if it could not have any.
 Value ProjectionKernels::emitLibraryCall() {
-  Value x = e.buffer(op.getX()), w = e.buffer(op.getWeight());
+  Value w = e.buffer(op.getWeight());
   Value bias = e.buffer(op.getBias()), residual = e.buffer(op.getResidual());
   auto elementOf = [](Value memref) {
     return cast<MemRefType>(memref.getType()).getElementType();
@@ -259,7 +304,7 @@ Value ProjectionKernels::emitLibraryCall() {
 void ProjectionKernels::emitProduct() {
   using T = ProductTiling;
   KernelBuilder k(e.host, e.loc, e.kernels, "projection", {T::kThreads, 0});
-  Value xBuffer = e.buffer(op.getX());
+  Value xBuffer = x;
   auto indicesAt = [&](Val row) { return rowIndices(e, k, xBuffer, row); };
   DeviceTensor x(e, k, xBuffer), w(e, k, e.buffer(op.getWeight()));
   DeviceTensor bias(e, k, e.buffer(op.getBias()));
@@ -397,6 +442,8 @@ void ProjectionKernels::emitProduct() {
 /// meets all rows of x, which stay in the first cache. The threads of a team
 /// add up their sums at the end.
 void ProjectionKernels::emitFewRows(int64_t rowsAtOnce) {
+  if (isForGemv(op))
+    return emitGemv(e, op, x, y, rows, rowsAtOnce);
   int64_t width = rowAlignment(op.getWeight());
   int64_t xWidth = std::gcd(width, rowAlignment(op.getX()));
   int64_t chunks = inputs / width;
@@ -404,7 +451,7 @@ void ProjectionKernels::emitFewRows(int64_t rowsAtOnce) {
   KernelBuilder k(e.host, e.loc, e.kernels,
                   "projection_stream_" + std::to_string(rowsAtOnce),
                   {StreamTiling::kThreads, 0});
-  Value xBuffer = e.buffer(op.getX());
+  Value xBuffer = x;
   auto indicesAt = [&](Val row) { return rowIndices(e, k, xBuffer, row); };
   DeviceTensor x(e, k, xBuffer), w(e, k, e.buffer(op.getWeight()));
   DeviceTensor bias(e, k, e.buffer(op.getBias()));
@@ -534,6 +581,16 @@ struct ProjectionLowering : public GPULoweringPattern<ProjectionOp> {
   using GPULoweringPattern::GPULoweringPattern;
   LogicalResult matchAndRewrite(ProjectionOp op,
                                 PatternRewriter &rewriter) const override {
+    // What a scan behind it has made for itself.
+    if (op->use_empty()) {
+      rewriter.eraseOp(op);
+      return success();
+    }
+    if (isa_and_nonnull<FusedOp>(op->getParentOp())) {
+      FailureOr<FusionPlan> plan = planFusedRegion(op->getParentOp());
+      if (succeeded(plan) && plan->prologue() == op)
+        return failure();
+    }
     GPULowering e(rewriter, op, target);
     ProjectionKernels(e, op).emit();
     return success();

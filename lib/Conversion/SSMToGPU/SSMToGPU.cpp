@@ -56,7 +56,8 @@ struct ConvertSSMToGPU
           << multiprocessors;
       return signalPassFailure();
     }
-    GPUTarget target{multiprocessors, hasWarpGroups(chip)};
+    GPUTarget target{multiprocessors, hasWarpGroups(chip),
+                     hasDependentLaunches(chip)};
     MLIRContext *context = &getContext();
     numLoweredOps += countLoweredOps(getOperation());
     RewritePatternSet patterns(context);

@@ -9,6 +9,9 @@
 // channel, as many as are loaded at once, and a thread goes through several
 // sequences with the rates of its states in registers.
 //
+// Where delta comes from a projection of few columns, lanes of a channel have
+// its row of the weight as well, some columns each.
+//
 //===----------------------------------------------------------------------===//
 
 #include "GPULowering.h"
@@ -21,6 +24,74 @@ using namespace corey::ssm;
 static constexpr int64_t kThreads = 128;
 /// Blocks that a multiprocessor runs at a time.
 static constexpr int64_t kMinBlocks = 8;
+/// With a row of a projection in registers.
+static constexpr int64_t kMinBlocksProjecting = 4;
+
+namespace {
+/// The projection that makes delta, of a channel to some lanes.
+class DeltaProjection {
+public:
+  DeltaProjection() = default;
+  DeltaProjection(GPULowering &e, KernelBuilder &k, ProjectionOp op,
+                  int64_t lanes, Val q)
+      : k(&k), lanes(lanes), q(q), x(e, k, e.buffer(op.getX())),
+        weight(e, k, e.buffer(op.getWeight())),
+        bias(e, k, e.buffer(op.getBias())) {
+    int64_t columns = cast<ShapedType>(op.getX().getType()).getShape().back();
+    width = std::gcd(rowAlignment(op.getX()), rowAlignment(op.getWeight()));
+    pieces = columns / width;
+    ofLane = llvm::divideCeil(pieces, lanes);
+  }
+  explicit operator bool() const { return k; }
+  size_t numLoaded() const { return ofLane; }
+
+  /// What the lane needs of channel `c`, once.
+  void loadWeights(Val c) {
+    weights = load(weight, {c});
+    if (bias)
+      shift = bias.loadScalar({}, c);
+  }
+  Vals load(ArrayRef<Val> leading) const { return load(x, leading); }
+  /// Delta, in all lanes, from what load() returned.
+  Val value(ArrayRef<Val> loaded) const {
+    Val sum = k->f32(0);
+    for (int64_t i = 0; i < ofLane; ++i) {
+      Val own = sum;
+      for (auto [v, w] :
+           llvm::zip_equal(k->unpack(loaded[i], x.element, width),
+                           k->unpack(weights[i], weight.element, width)))
+        own = k->fma(v, w, own);
+      sum = isRagged(i) ? k->select(number(i) < double(pieces), own, sum) : own;
+    }
+    for (int64_t mask = lanes / 2; mask; mask /= 2)
+      sum = sum + k->shuffleXor(sum, mask);
+    return bias ? sum + shift : sum;
+  }
+
+private:
+  Val number(int64_t i) const { return q + double(i * lanes); }
+  bool isRagged(int64_t i) const { return (i + 1) * lanes > pieces; }
+  Vals load(const DeviceTensor &tensor, ArrayRef<Val> leading) const {
+    Vals loaded;
+    for (int64_t i = 0; i < ofLane; ++i) {
+      Val piece = number(i);
+      if (isRagged(i))
+        piece = k->min(piece, k->i32(pieces - 1));
+      loaded.push_back(k->loadInPlace(tensor.at(leading, piece * double(width)),
+                                      k->packedType(tensor.element, width)));
+    }
+    return loaded;
+  }
+
+  KernelBuilder *k = nullptr;
+  int64_t lanes = 1;
+  Val q;
+  DeviceTensor x, weight, bias;
+  int64_t width = 1, pieces = 0, ofLane = 0;
+  Vals weights;
+  Val shift;
+};
+} // namespace
 
 void corey::emitSelectiveScanStep(GPULowering &e, SelectiveScanOp op,
                                   const DeviceSequences &sequences, Value y,
@@ -35,8 +106,22 @@ void corey::emitSelectiveScanStep(GPULowering &e, SelectiveScanOp op,
   int64_t channelsPerBlock = kThreads / lanes;
   int64_t tiles = llvm::divideCeil(channels, channelsPerBlock);
 
-  KernelBuilder k(e.host, e.loc, e.kernels, "selective_scan_step",
-                  {kThreads, kMinBlocks});
+  auto projection = e.plan ? dyn_cast_or_null<ProjectionOp>(e.plan->prologue())
+                           : ProjectionOp();
+  int64_t minBlocks = projection ? kMinBlocksProjecting : kMinBlocks;
+  // What belongs to the model is asked for before predecessors have ended; all
+  // else after that, by loads that stay there.
+  bool isEarly = projection && e.target.hasDependentLaunches;
+  for (Value tensor :
+       {Value(op.getA()), Value(op.getD()), Value(op.getDeltaBias()),
+        projection ? Value(projection.getWeight()) : Value(),
+        projection ? Value(projection.getBias()) : Value()})
+    isEarly &= !tensor || OpBuffers::isWeight(tensor);
+
+  KernelBuilder k(e.host, e.loc, e.kernels,
+                  projection ? "selective_scan_project_step"
+                             : "selective_scan_step",
+                  {kThreads, minBlocks});
   InputStream u(e, k, op.getU()), delta(e, k, op.getDelta());
   InputStream z(e, k, op.getZ());
   DeviceTensor A(e, k, e.buffer(op.getA())), B(e, k, e.buffer(op.getB()));
@@ -50,7 +135,7 @@ void corey::emitSelectiveScanStep(GPULowering &e, SelectiveScanOp op,
   // So many sequences a block that all blocks run at once, if there are more.
   Value perBlock =
       e.max(e.ceilDiv(e.mul(sequences.count, tiles),
-                      e.index(e.target.multiprocessors * kMinBlocks)),
+                      e.index(e.target.multiprocessors * minBlocks)),
             e.index(1));
 
   Val thread = k.threadIdx();
@@ -66,36 +151,65 @@ void corey::emitSelectiveScanStep(GPULowering &e, SelectiveScanOp op,
   /// The lane's states of a row of `tensor`; zero beyond the last.
   auto statesOf = [&](const DeviceTensor &tensor, Value of,
                       ArrayRef<Val> leading) {
+    auto load = [&](Val n, int64_t count, int64_t alignment) {
+      return isEarly ? tensor.elementsInPlace(leading, n, count, alignment)
+                     : tensor.elements(leading, n, count, alignment);
+    };
     if (isWhole)
-      return tensor.elements(leading, n0, own, std::gcd(own, rowAlignment(of)));
+      return load(n0, own, std::gcd(own, rowAlignment(of)));
     Vals values;
     for (int64_t i = 0; i < own; ++i) {
       Val n = n0 + double(i);
-      values.push_back(k.select(
-          n < double(states),
-          tensor.loadScalar(leading, k.min(n, k.i32(states - 1))), k.f32(0)));
+      values.push_back(k.select(n < double(states),
+                                load(k.min(n, k.i32(states - 1)), 1, 1)[0],
+                                k.f32(0)));
     }
     return values;
   };
 
+  Val each = k.i32Argument(perBlock), count = k.i32Argument(sequences.count);
+  Val first = k.min(rowOfBlock(k), count) * each;
+  Val end = k.min(first + each, count);
+  Val start = k.min(first, count - 1.0);
+  if (isEarly) {
+    k.launchDependents();
+    // To be in the last cache is no read: the states may be written to yet.
+    Val n = k.min(n0, k.i32(states - 1));
+    k.prefetchL2(A.at({c}, n));
+    if (D)
+      k.prefetchL2(D.at({}, c));
+    if (bias)
+      k.prefetchL2(bias.at({}, c));
+    if (initial && !buffers.slots)
+      k.prefetchL2(initial.at({k.toI64(start), k.toI64(c)}, n));
+  }
+  DeltaProjection deltaOf;
+  if (projection) {
+    deltaOf = DeltaProjection(e, k, projection, lanes, q);
+    deltaOf.loadWeights(c);
+  }
+  if (isEarly)
+    k.waitForPredecessors();
   Vals rates;
   for (Val rate : statesOf(A, op.getA(), {c}))
     rates.push_back(rate * kLog2E);
   Val skip = D ? D.loadScalar({}, c) : Val();
   Val shift = bias ? bias.loadScalar({}, c) : Val();
-  Val each = k.i32Argument(perBlock), count = k.i32Argument(sequences.count);
-  Val first = k.min(rowOfBlock(k), count) * each;
-  Val end = k.min(first + each, count);
   Val row = k.i64(0);
   /// What a sequence has: u, delta, z; B, C and the states before. A slot was
   /// asked for one sequence earlier.
   auto load = [&](Val sequence, const DeviceSlots::Place &place) {
     Val batch = k.toI64(sequence);
     Vals loaded;
-    for (const InputStream *stream : {&u, &delta, &z})
-      if (*stream)
-        llvm::append_range(loaded,
-                           stream->load(stream->at({batch, row}, c), 1));
+    for (const InputStream *stream : {&u, &delta, &z}) {
+      if (!*stream)
+        continue;
+      Cursor at = stream->at({batch, row}, c);
+      llvm::append_range(loaded, isEarly ? stream->loadInPlace(at, 1)
+                                         : stream->load(at, 1));
+    }
+    if (deltaOf)
+      llvm::append_range(loaded, deltaOf.load({batch, row}));
     llvm::append_range(loaded,
                        statesOf(B, op.getB(), {batch, row, k.toI64(group)}));
     llvm::append_range(loaded,
@@ -112,7 +226,6 @@ void corey::emitSelectiveScanStep(GPULowering &e, SelectiveScanOp op,
     return slots.of(k, k.max(k.min(sequence, end - 1.0), k.i32(0)));
   };
   // Each is on its way while the one before is worked on.
-  Val start = k.min(first, count - 1.0);
   DeviceSlots::Place place = slots.of(k, start);
   Vals loaded = load(start, place);
   if (hasSlots) {
@@ -141,7 +254,14 @@ void corey::emitSelectiveScanStep(GPULowering &e, SelectiveScanOp op,
     auto value = [&](const InputStream &stream) {
       return stream.values(take(stream.numLoaded()), 1)[0];
     };
-    Val input = value(u), dt = value(delta), gate = z ? value(z) : Val();
+    Val input = value(u), dt, gate;
+    ArrayRef<Val> ofDelta = take(delta.numLoaded());
+    if (z)
+      gate = value(z);
+    if (deltaOf)
+      dt = deltaOf.value(take(deltaOf.numLoaded()));
+    dt = delta.values(ofDelta, 1, deltaOf ? projection.getY() : Value(),
+                      deltaOf ? ArrayRef(dt) : ArrayRef<Val>())[0];
     Vals b(take(own)), o(take(own)), h;
     if (initial)
       h = Vals(take(own));

@@ -8,7 +8,7 @@
 // a lane, or zeros, before any is used. A warp sums eight channels with nine
 // shuffles. Bad slots are reported.
 // CHECK-LABEL: gpu.func @ssd_step(
-// CHECK: %[[SLOT:.+]] = llvm.load %{{.+}} invariant {alignment = 4 : i64} : !llvm.ptr<1> -> i32
+// CHECK: %[[SLOT:.+]] = llvm.inline_asm has_side_effects "ld.global.b32
 // CHECK: %[[NOT_PADDING:.+]] = arith.cmpi sge, %[[SLOT]], %c0_i32
 // CHECK: %[[IN_POOL:.+]] = arith.cmpi slt, %{{.+}}, %{{.+}} : i64
 // CHECK: %[[THERE:.+]] = arith.andi %[[NOT_PADDING]], %[[IN_POOL]] : i1

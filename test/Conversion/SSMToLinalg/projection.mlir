@@ -120,3 +120,18 @@ func.func @outer(%x: tensor<?x?x3x5x32xf32>, %w: tensor<4x32xf32>) -> tensor<?x?
   %y = ssm.projection %x, %w : tensor<?x?x3x5x32xf32>, tensor<4x32xf32> -> tensor<?x?x3x5x4xf32>
   return %y : tensor<?x?x3x5x4xf32>
 }
+
+// A region that only a GPU makes one kernel of is taken apart.
+// CHECK-LABEL: func.func @apart(
+// CHECK-NOT: ssm.
+// CHECK: return
+func.func @apart(%x: tensor<?x1x16xf32>, %g: tensor<16xf32>, %w: tensor<8x16xf16>) -> tensor<?x1x8xf16> {
+  %y = ssm.fused ins(%x, %g, %w : tensor<?x1x16xf32>, tensor<16xf32>, tensor<8x16xf16>) -> tensor<?x1x8xf16> {
+  ^bb0(%a: tensor<?x1x16xf32>, %b: tensor<16xf32>, %c: tensor<8x16xf16>):
+    %n = ssm.rms_norm %a, %b : tensor<?x1x16xf32>, tensor<16xf32> -> tensor<?x1x16xf32>
+    %h = ssm.cast %n : tensor<?x1x16xf32> to tensor<?x1x16xf16>
+    %p = ssm.projection %h, %c : tensor<?x1x16xf16>, tensor<8x16xf16> -> tensor<?x1x8xf16>
+    ssm.yield %p : tensor<?x1x8xf16>
+  }
+  return %y : tensor<?x1x8xf16>
+}

@@ -104,7 +104,7 @@ static bool couldTakeIn(Operation *user, OpOperand &operand) {
   if (!fusable)
     return false;
   return fusable.isPointwise() ||
-         llvm::is_contained(fusable.getStreamedOperands(), &operand);
+         llvm::is_contained(streamedOperandsOf(user), &operand);
 }
 
 /// Moves pointwise ops next to their first use if that could take them in, so
@@ -251,17 +251,22 @@ void SSMFuse::fuseBlock(Block &block) {
     return;
 
   // Sums over the chain rule most regions out at once: an op that takes no
-  // other in, two anchors, or two rotations.
-  SmallVector<unsigned> barriers{0}, anchors{0}, rotations{0};
+  // other in, two anchors, two rotations or two projections. A core of a CPU
+  // has so much of a projection that what is before it is not made twice.
+  bool gathers = std::isfinite(rates->registers);
+  SmallVector<unsigned> barriers{0}, anchors{0}, rotations{0}, projections{0};
   std::vector<FusionFeatures> features;
   std::vector<double> alone;
   for (Operation *op : chain) {
     auto fusable = cast<FusableOpInterface>(op);
     bool anchor = !fusable.isPointwise();
-    anchors.push_back(anchors.back() + (anchor && !mayRotate(op)));
+    bool projects = isa<ProjectionOp>(op);
+    anchors.push_back(anchors.back() + (anchor && !mayRotate(op) && !projects));
     rotations.push_back(rotations.back() + mayRotate(op));
-    barriers.push_back(barriers.back() +
-                       (anchor && fusable.getStreamedOperands().empty()));
+    projections.push_back(projections.back() + projects);
+    barriers.push_back(
+        barriers.back() +
+        (anchor && (streamedOperandsOf(op).empty() || (projects && !gathers))));
     features.push_back(fusionFeatures(op, dynamicSize, *rates));
     alone.push_back(seconds(op));
   }
@@ -272,7 +277,8 @@ void SSMFuse::fuseBlock(Block &block) {
     return region.size() > kMaxOps ||
            barriers[region.end] > barriers[region.begin] ||
            anchors[region.end] > anchors[region.begin] + 1 ||
-           rotations[region.end] > rotations[region.begin] + 1;
+           rotations[region.end] > rotations[region.begin] + 1 ||
+           projections[region.end] > projections[region.begin] + 1;
   };
   auto legal = [&](FusionRegion region) {
     return !hopeless(region) && succeeded(planFusion(opsOf(region)));

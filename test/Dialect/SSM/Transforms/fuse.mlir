@@ -16,6 +16,9 @@
 // RUN: corey-opt %t/rotated.mlir --ssm-fuse="strategy=entropy tau=-9" | FileCheck %t/rotated.mlir
 // RUN: corey-opt %t/apart.mlir --ssm-fuse="strategy=dp score=physical machine=h200" --remarks-filter=".*" 2>&1 | FileCheck %t/apart.mlir --check-prefix=DP
 // RUN: corey-opt %t/apart.mlir --ssm-fuse="strategy=entropy tau=-9" --remarks-filter=".*" 2>&1 | FileCheck %t/apart.mlir --check-prefix=GREEDY
+// RUN: corey-opt %t/tokens.mlir --ssm-fuse="strategy=dp score=physical machine=h200" | FileCheck %t/tokens.mlir
+// RUN: corey-opt %t/tokens.mlir --ssm-fuse="strategy=dp score=physical machine=cpu" | FileCheck %t/tokens.mlir --check-prefix=CPU
+// RUN: corey-opt %t/tokens.mlir --ssm-fuse="strategy=entropy tau=-9 machine=h200" --remarks-filter=".*" 2>&1 | FileCheck %t/tokens.mlir --check-prefix=REASON
 // RUN: corey-opt %t/static.mlir --ssm-fuse="strategy=static" | FileCheck %t/static.mlir
 // RUN: corey-opt %t/stats.mlir --ssm-fuse="strategy=entropy depth-bonus=false tau=0.5" | FileCheck %t/stats.mlir --check-prefix=HIGH
 // RUN: corey-opt %t/stats.mlir --ssm-fuse="strategy=arithmetic depth-bonus=false tau=0.5" | FileCheck %t/stats.mlir --check-prefix=WITHOUT
@@ -293,4 +296,79 @@ func.func @entropy(%x: tensor<?x8xf32>, %p: tensor<8x8xf32>) -> tensor<?x8xf32> 
   %1 = ssm.exp %0 {ssm.stats = #ssm.stats<entropy = 5.0, bins = 256, min = 0.0, max = 1.0, mean = 0.5, variance = 0.1, kurtosis = 3.0>} : tensor<?x8xf32>
   %2 = ssm.silu %1 {ssm.stats = #ssm.stats<entropy = 5.0, bins = 256, min = 0.0, max = 1.0, mean = 0.5, variance = 0.1, kurtosis = 3.0>} : tensor<?x8xf32>
   return %2 : tensor<?x8xf32>
+}
+
+//--- tokens.mlir
+
+// A projection of one token of each sequence makes what a norm before it does
+// for itself, where many blocks share it.
+// CHECK-LABEL: func.func @token(
+// CHECK: ssm.fused
+// CHECK: ssm.rms_norm
+// CHECK: ssm.cast
+// CHECK: ssm.projection
+// CHECK: ssm.yield
+// CHECK-NOT: ssm.fused
+// CHECK: return
+// CPU-LABEL: func.func @token(
+// CPU: ssm.fused
+// CPU: ssm.cast
+// CPU-NEXT: ssm.yield
+// CPU: }
+// CPU-NEXT: ssm.projection
+func.func @token(%x: tensor<?x1x64xf32>, %g: tensor<64xf32>, %w: tensor<128x64xf16>) -> tensor<?x1x128xf16> {
+  %n = ssm.rms_norm %x, %g : tensor<?x1x64xf32>, tensor<64xf32> -> tensor<?x1x64xf32>
+  %h = ssm.cast %n : tensor<?x1x64xf32> to tensor<?x1x64xf16>
+  %y = ssm.projection %h, %w : tensor<?x1x64xf16>, tensor<128x64xf16> -> tensor<?x1x128xf16>
+  return %y : tensor<?x1x128xf16>
+}
+
+// Not of many tokens.
+// CHECK-LABEL: func.func @tokens(
+// CHECK: ssm.fused
+// CHECK: ssm.yield
+// CHECK: }
+// CHECK-NEXT: ssm.projection
+func.func @tokens(%x: tensor<?x?x64xf32>, %g: tensor<64xf32>, %w: tensor<128x64xf16>) -> tensor<?x?x128xf16> {
+  %n = ssm.rms_norm %x, %g : tensor<?x?x64xf32>, tensor<64xf32> -> tensor<?x?x64xf32>
+  %h = ssm.cast %n : tensor<?x?x64xf32> to tensor<?x?x64xf16>
+  %y = ssm.projection %h, %w : tensor<?x?x64xf16>, tensor<128x64xf16> -> tensor<?x?x128xf16>
+  return %y : tensor<?x?x128xf16>
+}
+
+// Nor what others read, nor by groups, nor twice, nor behind a projection.
+// CHECK-LABEL: func.func @apart(
+// CHECK-NEXT: ssm.rms_norm
+// CHECK-NEXT: ssm.projection
+// CHECK-NEXT: ssm.fused
+// CHECK: ssm.silu
+// CHECK: ssm.rms_norm
+// CHECK-NEXT: ssm.yield
+// CHECK-NEXT: }
+// CHECK-NEXT: ssm.projection
+// REASON-DAG: Function=apart {{.*}}Reason="ssm.projection takes no op behind it into its kernel"
+// REASON-DAG: Function=apart {{.*}}Reason="a norm before a projection has groups of 32 elements, of rows of 64"
+func.func @apart(%x: tensor<?x1x64xf32>, %g: tensor<64xf32>, %w: tensor<64x64xf32>) -> (tensor<?x1x64xf32>, tensor<?x1x64xf32>) {
+  %n = ssm.rms_norm %x, %g : tensor<?x1x64xf32>, tensor<64xf32> -> tensor<?x1x64xf32>
+  %y = ssm.projection %n, %w : tensor<?x1x64xf32>, tensor<64x64xf32> -> tensor<?x1x64xf32>
+  %s = ssm.silu %y : tensor<?x1x64xf32>
+  %m = ssm.rms_norm %s, %g {group_size = 32 : i64} : tensor<?x1x64xf32>, tensor<64xf32> -> tensor<?x1x64xf32>
+  %z = ssm.projection %m, %w : tensor<?x1x64xf32>, tensor<64x64xf32> -> tensor<?x1x64xf32>
+  return %n, %z : tensor<?x1x64xf32>, tensor<?x1x64xf32>
+}
+
+// A scan of one token makes its delta for itself.
+// CHECK-LABEL: func.func @low_rank(
+// CHECK: ssm.fused
+// CHECK: ssm.projection
+// CHECK-NEXT: ssm.selective_scan
+// CHECK-NEXT: ssm.yield
+// CPU-LABEL: func.func @low_rank(
+// CPU-NOT: ssm.fused
+func.func @low_rank(%u: tensor<?x1x32xf16>, %l: tensor<?x1x24xf16>, %w: tensor<32x24xf16>, %A: tensor<32x16xf32>,
+                    %B: tensor<?x1x1x16xf16>) -> tensor<?x1x32xf16> {
+  %p = ssm.projection %l, %w : tensor<?x1x24xf16>, tensor<32x24xf16> -> tensor<?x1x32xf16>
+  %s = ssm.selective_scan %u, %p, %A, %B, %B {delta_softplus}
+      : tensor<?x1x32xf16>, tensor<?x1x32xf16>, tensor<32x16xf32>, tensor<?x1x1x16xf16>, tensor<?x1x1x16xf16> -> tensor<?x1x32xf16>
+  return %s : tensor<?x1x32xf16>
 }
