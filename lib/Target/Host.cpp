@@ -141,7 +141,8 @@ corey::translateToLLVMIR(mlir::ModuleOp module, llvm::LLVMContext &context,
     weight.erase();
   // LLVM has no use for them, and a warning about each would come with all of
   // the function, in text.
-  for (auto function : module.getOps<mlir::LLVM::LLVMFuncOp>())
+  for (mlir::FunctionOpInterface function :
+       module.getOps<mlir::LLVM::LLVMFuncOp>())
     for (unsigned i = 0; i < function.getNumArguments(); ++i) {
       llvm::SmallVector<mlir::NamedAttribute> kept;
       for (mlir::NamedAttribute attribute : function.getArgAttrs(i))
