@@ -128,9 +128,11 @@ void setPipelineOptions(Options &pipeline, const CompileOptions &options,
 /// What scanVariants() knows of each kind.
 std::vector<scheduler::Variant>
 scanVariantsOnCPU(const scheduler::Problem &problem);
-/// `isForTensorCores` is false for an op that is not, whatever its sizes.
+/// With code for `chip`. `isForTensorCores` is false for an op that is not,
+/// whatever its sizes.
 std::vector<scheduler::Variant>
 scanVariantsOnCUDA(const scheduler::Problem &problem,
+                   llvm::StringRef chip = "sm_90a",
                    bool isForTensorCores = true);
 
 std::shared_ptr<Backend> createCPUBackend();
