@@ -133,23 +133,35 @@ private:
       stages = 0;
   }
 
-  /// Heads of a block share B, C and C B^T, and have the tensor cores work
-  /// while one of them waits: as many as there are, and fit.
+  /// Units of a block share B, C and C B^T, and have the tensor cores work
+  /// while one of them waits; there should be none without a head.
   void fitAlike(int64_t room, int64_t headsOfGroup) {
     // States, outputs, operands of one product and addresses.
-    constexpr int64_t kOther = 32, kMost = 255;
+    constexpr int64_t kOther = 48, kMost = 255;
     int64_t needed = states / 2 + kTokens / 2 + kOther;
-    for (units = 4; units >= 1; units /= 2) {
+    int64_t best = 0, leastWork = 0;
+    auto setStages = [&] {
       stages = std::min<int64_t>((room - heads() * weightBytes()) /
                                      (stageBytes() + heads() * Factors::kBytes),
                                  3);
       statesStages = std::min<int64_t>(
           room / (statesStageBytes() + heads() * Factors::kBytes), 4);
-      bool isUsed = units == 1 || units / 2 < headsOfGroup * slices;
-      if (isUsed && fits() && needed <= std::min(kFile / threads(), kMost))
-        return;
+    };
+    for (units = 4; units >= 1; --units) {
+      setStages();
+      if (!fits() || units % std::min(units, slices) ||
+          needed > std::min(kFile / threads() / 8 * 8, kMost))
+        continue;
+      // What a tile takes besides its units is about what one of them takes.
+      int64_t work =
+          llvm::divideCeil(headsOfGroup * slices, units) * (units + 1);
+      if (!best || work < leastWork) {
+        best = units;
+        leastWork = work;
+      }
     }
-    units = 1;
+    units = best ? best : 1;
+    setStages();
   }
 
 public:
@@ -1187,9 +1199,10 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
       }
       /// x^T of the warp's channels and 16 tokens as an operand.
       auto loadInputs = [&](Val tile, int64_t token) {
-        Val row = ((lane >> 4) << 3) + (lane & 7) + double(token);
+        Val row = ((lane >> 4) << 3) + (lane & 7);
         Val piece = warp * 2.0 + ((lane >> 3) & 1);
-        return loadMatrices(k, tilePiece(k, tile, row, piece), true);
+        return loadMatrices(k, tilePiece(k, tile, row, piece), true,
+                            Tile::bytes(token));
       };
       /// All of a tile times the weights of its tokens in the state.
       auto weighInputs = [&](Val tile, Val f) {
@@ -1330,18 +1343,19 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
       /// Puts them where inputs of the tile were, all of which have been read.
       auto stageWords = [&](ArrayRef<Val> words) {
         syncGroup();
-        Type half = k.i16Type();
-        for (int64_t q = 0; q < 8; ++q)
-          for (int64_t j = 0; j < 4; ++j) {
+        for (int64_t j = 0; j < 4; ++j) {
+          Val first = k.offset(stagingMemory,
+                               tilePiece(k, g8 * 2.0, t4 * 2.0 + double(j % 2),
+                                         warp * 2.0 + double(j / 2)));
+          for (int64_t q = 0; q < 8; ++q) {
             Val word = words[2 * q + j / 2];
             if (j % 2)
               word = word >> 16;
-            Val at = tilePiece(k, g8 * 2.0, t4 * 2.0 + double(8 * q + j % 2),
-                               warp * 2.0 + double(j / 2));
-            k.store(k.wrap(arith::TruncIOp::create(k.b, k.loc, half,
+            k.store(k.wrap(arith::TruncIOp::create(k.b, k.loc, k.i16Type(),
                                                    word.value)),
-                    k.offset(stagingMemory, at));
+                    k.offset(first, Tile::bytes(8 * q)));
           }
+        }
         syncGroup();
       };
       /// Turns outputs of a tile round in shared memory.

@@ -63,7 +63,7 @@
 // WARPS: nvvm.mma.sync
 // WARPS-LABEL: gpu.func @ssd_reset(
 // WARPS-LABEL: gpu.func @ssd_tensor(
-// WARPS-SAME: known_block_size = array<i32: 256, 1, 1>
+// WARPS-SAME: known_block_size = array<i32: 384, 1, 1>
 // WARPS: cp.async.wait_group 0
 // WARPS-NEXT: nvvm.barrier
 // C B^T and M, whose squares the last warps have fewer of; S C^T.
