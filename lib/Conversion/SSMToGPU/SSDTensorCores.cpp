@@ -537,44 +537,45 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
       bool fills = false, isReordered = false;
     };
     /// All there is to copy of a tile, by tiles of 64 columns.
-    auto forSources = [&](llvm::function_ref<void(llvm::function_ref<Source()>)>
-                              add) {
-      auto addStates = [&](const DeviceTensor &tensor, int64_t offset,
-                           bool isReordered) {
-        for (int64_t panel = 0; panel < t.panels(); ++panel)
-          add([&] {
-            int64_t first = panel * Tile::kColumns;
-            int64_t columns = std::min(t.states - first, Tile::kColumns);
-            Val at = k.min(piece * 8.0, k.i32(columns - 8)) + double(first);
-            Source source;
-            source.pointer =
-                tensor.at({batch64, row0 + k.toI64(row), groupIndex}, at);
-            source.rowStride = tensor.stride(1);
-            source.offset = offset + panel * Tile::bytes(kTokens);
-            source.isReordered = isReordered;
-            if (columns < Tile::kColumns)
-              source.isThere = piece < double(columns / 8);
-            return source;
-          });
-      };
-      addStates(B, 0, false);
-      for (int64_t unit = 0; unit < t.units; ++unit)
-        add([&] {
-          Val channel = sliceOfUnit(k.i32(unit)) * double(kSlice) + piece * 8.0;
-          Source source;
-          source.pointer = x.at({batch64, row0 + k.toI64(row),
-                                 headOf(indexOfUnit(k.i32(unit)))},
-                                k.min(channel, k.i32(t.channels - 8)));
-          source.rowStride = x.stride(1);
-          source.offset = inputsOffset + unit * t.inputBytes();
-          source.fills = true;
-          if (t.channels % kSlice)
-            source.isThere = channel < double(t.channels);
-          return source;
-        });
-      if (!isStates)
-        addStates(C, t.stateBytes(), t.hasRoles);
-    };
+    auto forSources =
+        [&](llvm::function_ref<void(llvm::function_ref<Source()>)> add) {
+          auto addStates = [&](const DeviceTensor &tensor, int64_t offset,
+                               bool isReordered) {
+            for (int64_t panel = 0; panel < t.panels(); ++panel)
+              add([&] {
+                int64_t first = panel * Tile::kColumns;
+                int64_t columns = std::min(t.states - first, Tile::kColumns);
+                Val at = k.min(piece * 8.0, k.i32(columns - 8)) + double(first);
+                Source source;
+                source.pointer =
+                    tensor.at({batch64, row0 + k.toI64(row), groupIndex}, at);
+                source.rowStride = tensor.stride(1);
+                source.offset = offset + panel * Tile::bytes(kTokens);
+                source.isReordered = isReordered;
+                if (columns < Tile::kColumns)
+                  source.isThere = piece < double(columns / 8);
+                return source;
+              });
+          };
+          addStates(B, 0, false);
+          for (int64_t unit = 0; unit < t.units; ++unit)
+            add([&] {
+              Val channel =
+                  sliceOfUnit(k.i32(unit)) * double(kSlice) + piece * 8.0;
+              Source source;
+              source.pointer = x.at({batch64, row0 + k.toI64(row),
+                                     headOf(indexOfUnit(k.i32(unit)))},
+                                    k.min(channel, k.i32(t.channels - 8)));
+              source.rowStride = x.stride(1);
+              source.offset = inputsOffset + unit * t.inputBytes();
+              source.fills = true;
+              if (t.channels % kSlice)
+                source.isThere = channel < double(t.channels);
+              return source;
+            });
+          if (!isStates)
+            addStates(C, t.stateBytes(), t.hasRoles);
+        };
     // Where a row's piece goes: rows are four apart, and so every second has
     // the same permutation.
     Val within = row * double(Tile::kRowBytes);
@@ -582,8 +583,7 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
     Val odd = within + ((piece ^ (row + 4.0)) << 4);
     auto copyRows = [&](const Source &source, Val stage, Val token, Val row,
                         int64_t count, bool isWhole) {
-      Val pointer =
-          k.offset(source.pointer, k.toI64(token) * source.rowStride);
+      Val pointer = k.offset(source.pointer, k.toI64(token) * source.rowStride);
       auto rows = [&] {
         Val next = pointer;
         for (int64_t r = 0; r < count; r += 4) {
@@ -647,8 +647,8 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
       auto number = static_cast<int64_t>(sources.size());
       int64_t parts = 2 * number <= warps ? 2 : 1;
       rowsOfShare = kTokens / parts;
-      bool isPartial =
-          llvm::any_of(sources, [](const Source &s) { return bool(s.isThere); });
+      bool isPartial = llvm::any_of(
+          sources, [](const Source &s) { return bool(s.isThere); });
       SmallVector<Share> shares;
       for (int64_t first = 0; first < parts * number; first += warps) {
         Val part = k.warp() + double(first), index = part / double(parts);
@@ -751,8 +751,8 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
       }
       Val sum = exponents[0] + exponents[1];
       for (int64_t delta = 1; delta < kWarp; delta *= 2)
-        sum = k.select(lane >= double(delta), sum + k.shuffleUp(sum, delta),
-                       sum);
+        sum =
+            k.select(lane >= double(delta), sum + k.shuffleUp(sum, delta), sum);
       Val before = k.shuffleUp(sum, 1);
       Val cs[2] = {k.select(lane == 0.0, k.f32(0), before) + exponents[0], sum};
       Val last = k.shuffleIndex(sum, k.i32(kWarp - 1));
@@ -1014,10 +1014,10 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
               Val at = tilePiece(k, t4 * 4.0,
                                  r * double(kSquare) + g8 + double(8 * half),
                                  c * 2.0 + double(eight));
-              k.store(k.pack(ArrayRef(weighed).slice(4 * half + 2 * eight, 2),
-                             element),
-                      k.offset(k.offset(weightsMemory, h * t.weightBytes()),
-                               at));
+              k.store(
+                  k.pack(ArrayRef(weighed).slice(4 * half + 2 * eight, 2),
+                         element),
+                  k.offset(k.offset(weightsMemory, h * t.weightBytes()), at));
             }
         }
       };
@@ -1061,9 +1061,9 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
         return k.ifValues(
             makes & (i < count),
             [&] {
-              Vals out{makeFactors(
-                  decays, i, in.drop_front(), in[0],
-                  [&] { return factorsAt(stage, decays.index); })};
+              Vals out{makeFactors(decays, i, in.drop_front(), in[0], [&] {
+                return factorsAt(stage, decays.index);
+              })};
               llvm::append_range(out, loadSteps(decays, i + 1.0));
               return out;
             },
@@ -1225,10 +1225,10 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
           llvm::append_range(out, s);
           for (int64_t j = 0; j < kTokens; j += 16)
             for (int64_t n = 0; n < t.states; n += 16)
-              addProduct(k, inputs.slice(j / 4, 4),
-                         loadPart(k, stage + below, n, Tile::bytes(j), kTokens,
-                                  true),
-                         MutableArrayRef(out).slice(n / 2, 8), element);
+              addProduct(
+                  k, inputs.slice(j / 4, 4),
+                  loadPart(k, stage + below, n, Tile::bytes(j), kTokens, true),
+                  MutableArrayRef(out).slice(n / 2, 8), element);
           return out;
         }
         Val b = tileDescriptor(k, stage, true);
@@ -1727,9 +1727,8 @@ corey::getSSDTensorVariant(const ChipFeatures &chip, bool is16Bit,
   SSDTensorTiling tiling(chip, headsOfGroup, channels, states);
   if (!tiling.fits())
     return std::nullopt;
-  return ScanVariantInfo{chip.hasWarpGroups
-                             ? llvm::StringLiteral("tensor_core")
-                             : llvm::StringLiteral("mma_sync"),
+  return ScanVariantInfo{chip.hasWarpGroups ? llvm::StringLiteral("tensor_core")
+                                            : llvm::StringLiteral("mma_sync"),
                          tiling.heads(), kTokens, 1, true};
 }
 

@@ -79,9 +79,8 @@ Vals loadPart(KernelBuilder &k, Val part, int64_t column, int64_t offset,
 /// Adds a product of 16 x 16 times 16 x 16 to accumulators of f32. Operands and
 /// accumulators are in registers as those of startProducts(), whose `columns`
 /// would be 16; of `b` the rows are the operand's columns.
-void addProduct(KernelBuilder &k, llvm::ArrayRef<Val> a,
-                llvm::ArrayRef<Val> b, llvm::MutableArrayRef<Val> sums,
-                mlir::Type element);
+void addProduct(KernelBuilder &k, llvm::ArrayRef<Val> a, llvm::ArrayRef<Val> b,
+                llvm::MutableArrayRef<Val> sums, mlir::Type element);
 
 //===--- Barriers
 //--------------------------------------------------------------===//

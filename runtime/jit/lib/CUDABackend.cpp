@@ -176,9 +176,9 @@ public:
   std::vector<scheduler::Variant>
   variantsOf(mlir::Operation *scan,
              const scheduler::Problem &problem) const override {
-    return scanVariantsOnCUDA(
-        problem, gpu->chip(),
-        problem.op != scheduler::OpKind::SSD || isForTensorCores(scan));
+    return scanVariantsOnCUDA(problem, gpu->chip(),
+                              problem.op != scheduler::OpKind::SSD ||
+                                  isForTensorCores(scan));
   }
 
   Status check(const CompileOptions &options) const override {

@@ -77,11 +77,9 @@ ChipFeatures getChipFeatures(llvm::StringRef chip);
 /// where those are not for them. "tensor_core" has products of groups of warps,
 /// "mma_sync" those of single ones. A chunk is a multiple of the tile: what is
 /// not is rounded up.
-std::optional<ScanVariantInfo> getSSDTensorVariant(const ChipFeatures &chip,
-                                                   bool is16Bit,
-                                                   int64_t headsOfGroup,
-                                                   int64_t channels,
-                                                   int64_t states);
+std::optional<ScanVariantInfo>
+getSSDTensorVariant(const ChipFeatures &chip, bool is16Bit,
+                    int64_t headsOfGroup, int64_t channels, int64_t states);
 
 /// Whether `op`, an ssm.ssd, alone or in its fused region, is for tensor cores:
 /// its activations have one type and lie in memory, in whole vectors.
