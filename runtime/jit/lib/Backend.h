@@ -131,8 +131,7 @@ scanVariantsOnCPU(const scheduler::Problem &problem);
 /// With code for `chip`. `isForTensorCores` is false for an op that is not,
 /// whatever its sizes.
 std::vector<scheduler::Variant>
-scanVariantsOnCUDA(const scheduler::Problem &problem,
-                   llvm::StringRef chip = "sm_90a",
+scanVariantsOnCUDA(const scheduler::Problem &problem, llvm::StringRef chip,
                    bool isForTensorCores = true);
 
 std::shared_ptr<Backend> createCPUBackend();
