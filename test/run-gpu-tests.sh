@@ -10,6 +10,7 @@
 # line is `N passed, M failed`; the exit status is not 0 when M is not.
 #
 #   COREY_TEST_DEVICE  the device, cuda unless set
+#   COREY_CUDA_CHIP    a lesser chip, such as sm_80, to test its code on the device
 #   COREY_TEST_SEED, COREY_TEST_DRAWS  as test/unittests/PropertyTest.cpp says
 set -uo pipefail
 

@@ -312,22 +312,26 @@ TEST_F(CUDAExecutableTest, ScansTakeVariantsAndChunks) {
   ssd.states = 100;
   EXPECT_EQ(scanVariants(Device::CUDA, ssd)[0].name, "generic");
   // What runs is told from the op: here two types do not meet on them.
-  auto variantOf = [&](const std::string &type) {
+  auto variantOf = [&](const std::string &type,
+                       const std::string &device = "cuda") {
     std::string x = "tensor<1x300x4x64xbf16>";
     std::string b = "tensor<1x300x1x32x" + type + ">";
-    std::shared_ptr<Executable> ssd = compile(
+    std::shared_ptr<Executable> ssd = take(context(device)->compile(
         "func.func @main(%x: " + x + ", %d: tensor<1x300x4xf32>, %b: " + b +
         ") -> " + x +
         " {\n  %y = ssm.ssd %x decay(%d : tensor<1x300x4xf32>) B(%b) C(%b) "
         "{chunk = #ssm.chunk<runtime = @ssd>} : " +
         x + ", " + b + ", " + b + " -> " + x + "\n  return %y : " + x +
-        "\n}\n");
+        "\n}\n"));
     return ssd->setVariant("ssd", "none").message();
   };
   EXPECT_EQ(variantOf("bf16"), "site 'ssd': expected a variant of tensor_core, "
                                "got 'none'");
   EXPECT_EQ(variantOf("f16"), "site 'ssd': expected a variant of generic, got "
                               "'none'");
+  // The second device is of an older chip.
+  EXPECT_EQ(variantOf("bf16", "cuda:1"), "site 'ssd': expected a variant of "
+                                         "mma_sync, got 'none'");
 
   std::shared_ptr<Executable> program = compile(kScan);
   std::vector<Tensor> inputs = scanInputs(256), outputs;

@@ -149,7 +149,7 @@ void CausalConvKernel::emit() {
   // no read: the states may be written to yet.
   bool isStep = !isPacked &&
                 cast<RankedTensorType>(op.getX().getType()).getDimSize(1) == 1;
-  if (isStep && e.target.hasDependentLaunches) {
+  if (isStep && e.target.chip.hasDependentLaunches) {
     k.launchDependents();
     k.prefetchL2(weight.at({channel}, k.i32(0)));
     if (bias)

@@ -9,16 +9,14 @@
 
 #include "../Common/OpBuffers.h"
 #include "KernelBuilder.h"
+#include "corey/Conversion/SSMToGPU/SSMToGPU.h"
 
 namespace corey {
 
 /// What the kernels are emitted for.
 struct GPUTarget {
   int64_t multiprocessors = 132;
-  /// The tensor cores take products of warp groups.
-  bool hasWarpGroups = false;
-  /// Kernels may start before their predecessors end.
-  bool hasDependentLaunches = false;
+  ChipFeatures chip;
 };
 
 /// The memrefs that states are read from and written to; null where there are
@@ -309,8 +307,10 @@ struct SSDDecay {
 SSDDecay ssdDecay(KernelBuilder &k, ssm::SSDOp op, Val raw, Val rate,
                   Val shift);
 
-/// A scan that isForTensorCores(), with its chunk, null for unsplit, into the
-/// memref `y` and the buffers of its states.
+/// Whether a scan that isForTensorCores() has a kernel there on the chip.
+bool fitsTensorCores(const GPUTarget &target, ssm::SSDOp op);
+/// Such a scan, with its chunk, null for unsplit, into the memref `y` and the
+/// buffers of its states.
 void emitSSDOnTensorCores(GPULowering &lowering, ssm::SSDOp op,
                           const DeviceSequences &sequences, mlir::Value chunk,
                           mlir::Value y, const StateBuffers &states);

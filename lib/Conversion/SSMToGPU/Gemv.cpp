@@ -532,7 +532,7 @@ void Gemv::emit() {
 
   Vals loaded;
   auto loadFirst = [&] { loaded = loadWeights(weightsOf(item), k.i32(0)); };
-  if (e.target.hasDependentLaunches) {
+  if (e.target.chip.hasDependentLaunches) {
     k.launchDependents();
     if (isBound) {
       loadFirst();

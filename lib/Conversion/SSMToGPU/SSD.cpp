@@ -151,7 +151,7 @@ public:
     s.states = e.stateBuffers(op.getInitialStates(), op.getStateSlots());
     e.makeBuffers();
     bool isChunked = op.getChunkSize() || op.getScanChunkAttr();
-    if (!isStep() && e.target.hasWarpGroups && isForTensorCores(op)) {
+    if (!isStep() && isForTensorCores(op) && fitsTensorCores(e.target, op)) {
       // What tiles would be mostly empty for.
       e.ifThen(
           e.cmp(arith::CmpIPredicate::sle, sequences.length,

@@ -15,13 +15,18 @@
 //   S[p, n] <- 2^cs_l S[p, n] + sum_j x[j, p] 2^(cs_l - cs_j) dt_j B[j, n],
 //
 // four products on the tensor cores, transposed so that S and X^T are operands
-// from registers. Groups of four warps have roles, and hand tiles on through
-// barriers:
+// from registers. Where the chip has products of warp groups (wgmma), groups of
+// four warps have roles, and hand tiles on through barriers:
 //
 //   - the first groups, one a slice, keep the states and finish the outputs;
 //   - the next computes C B^T, which all heads of a group share, and from it M;
 //   - of the last, some warps copy tiles of x, B and C to shared memory, and
 //     one a head makes the factors of a tile's decays, for all others.
+//
+// Elsewhere products are those of a warp (mma.sync), and all warps are alike:
+// four have a slice, and each its share of copies and of squares of 16 x 16 of
+// C B^T. Two barriers of the block a tile, when its copies are there and when M
+// is, are all there is between them.
 //
 // The weights of M are powers of differences, so that nothing overflows: for
 // two tokens of the same 16 computed for each pair, else by two factors that
@@ -38,7 +43,6 @@
 #include "GPULowering.h"
 #include "WarpGroup.h"
 #include "corey/Conversion/SSMToGPU/SSMToGPU.h"
-#include "llvm/Support/ErrorHandling.h"
 
 using namespace mlir;
 using namespace corey;
@@ -47,6 +51,8 @@ using namespace corey::ssm;
 namespace {
 /// Tokens of a tile, channels of a slice, lanes.
 constexpr int64_t kTokens = 64, kSlice = 64, kWarp = 32, kGroup = 128;
+/// Squares of 16 x 16 of M that are not all above the diagonal.
+constexpr int64_t kSquare = 16, kSquares = 10;
 /// The axis of tokens of x, z and y, counted from the end.
 constexpr int64_t kTokenAxis = 3;
 
@@ -75,24 +81,43 @@ struct Factors {
 
 struct SSDTensorTiling {
   int64_t channels, states;
-  /// Warp groups with states, and slices of a head.
+  /// Warp groups have roles, for products of groups.
+  bool hasRoles;
+  /// Groups of four warps with states, and slices of a head.
   int64_t units, slices;
   int64_t stages, statesStages;
   /// Registers of a thread: as the kernel starts, and of each role.
-  int64_t entryRegisters, unitRegisters, weightRegisters, helperRegisters;
+  int64_t entryRegisters = 0, unitRegisters = 0, weightRegisters = 0,
+          helperRegisters = 0;
 
-  SSDTensorTiling(int64_t channels, int64_t states)
-      : channels(channels), states(states), units(states <= 128 ? 2 : 1),
+  SSDTensorTiling(const ChipFeatures &chip, int64_t headsOfGroup,
+                  int64_t channels, int64_t states)
+      : channels(channels), states(states), hasRoles(chip.hasWarpGroups),
+        units(states <= 128 ? 2 : 1),
         slices(llvm::divideCeil(channels, kSlice)) {
-    constexpr int64_t kShared = 227 << 10, kReserve = 2 << 10;
-    int64_t room = kShared - kReserve - units * outputBytes();
+    constexpr int64_t kReserve = 2 << 10;
+    int64_t room = chip.sharedBytes - kReserve;
+    if (hasRoles)
+      fitRoles(room);
+    else
+      fitAlike(room, headsOfGroup);
+  }
+
+  /// Whether it fits a multiprocessor at all.
+  bool fits() const { return stages >= 2; }
+
+private:
+  static constexpr int64_t kFile = 64 << 10;
+
+  void fitRoles(int64_t room) {
+    room -= units * outputBytes();
     stages = std::min<int64_t>(
         room / (stageBytes() + heads() * (weightBytes() + Factors::kBytes)), 4);
     statesStages = std::min<int64_t>(
         room / (statesStageBytes() + heads() * Factors::kBytes), 6);
     // The file of 64 K registers is dealt out in eights to a block's threads;
     // roles trade within that.
-    constexpr int64_t kFile = 64 << 10, kMost = 240;
+    constexpr int64_t kMost = 240;
     entryRegisters = kFile / threads() / 8 * 8;
     weightRegisters = units == 2 ? 88 : 120;
     helperRegisters = units == 2 ? 56 : 104;
@@ -104,11 +129,42 @@ struct SSDTensorTiling {
     constexpr int64_t kOther = 48;
     int64_t needed =
         states / 2 + kTokens / 2 + std::min<int64_t>(states, 128) / 4 + kOther;
-    if (needed > unitRegisters || stages < 2)
-      llvm::report_fatal_error("expected a tiling of ssd that fits a "
-                               "multiprocessor");
+    if (needed > unitRegisters)
+      stages = 0;
   }
 
+  /// Units of a block share B, C and C B^T, and have the tensor cores work
+  /// while one of them waits; there should be none without a head.
+  void fitAlike(int64_t room, int64_t headsOfGroup) {
+    // States, outputs, operands of one product and addresses.
+    constexpr int64_t kOther = 48, kMost = 255;
+    int64_t needed = states / 2 + kTokens / 2 + kOther;
+    int64_t best = 0, leastWork = 0;
+    auto setStages = [&] {
+      stages = std::min<int64_t>((room - heads() * weightBytes()) /
+                                     (stageBytes() + heads() * Factors::kBytes),
+                                 3);
+      statesStages = std::min<int64_t>(
+          room / (statesStageBytes() + heads() * Factors::kBytes), 4);
+    };
+    for (units = 4; units >= 1; --units) {
+      setStages();
+      if (!fits() || units % std::min(units, slices) ||
+          needed > std::min(kFile / threads() / 8 * 8, kMost))
+        continue;
+      // What a tile takes besides its units is about what one of them takes.
+      int64_t work =
+          llvm::divideCeil(headsOfGroup * slices, units) * (units + 1);
+      if (!best || work < leastWork) {
+        best = units;
+        leastWork = work;
+      }
+    }
+    units = best ? best : 1;
+    setStages();
+  }
+
+public:
   /// Whether one block has several heads; else it has slices of one.
   int64_t heads() const { return std::max<int64_t>(units / slices, 1); }
   /// Blocks that share a head.
@@ -123,8 +179,10 @@ struct SSDTensorTiling {
   int64_t statesStageBytes() const {
     return stateBytes() + units * inputBytes();
   }
-  int64_t threads() const { return (units + 2) * kGroup; }
-  int64_t statesThreads() const { return (units + 1) * kGroup; }
+  int64_t threads() const { return (units + (hasRoles ? 2 : 0)) * kGroup; }
+  int64_t statesThreads() const {
+    return (units + (hasRoles ? 1 : 0)) * kGroup;
+  }
   /// Warps of the last group that copy.
   int64_t copiers() const { return 4 - heads(); }
   /// Products of S: columns of each.
@@ -152,7 +210,8 @@ public:
       : e(e), op(op),
         heads(cast<RankedTensorType>(op.getX().getType()).getDimSize(2)),
         groups(cast<RankedTensorType>(op.getB().getType()).getDimSize(2)),
-        t(cast<RankedTensorType>(op.getX().getType()).getDimSize(3),
+        t(e.target.chip, heads / groups,
+          cast<RankedTensorType>(op.getX().getType()).getDimSize(3),
           cast<RankedTensorType>(op.getB().getType()).getDimSize(3)),
         element(cast<RankedTensorType>(op.getX().getType()).getElementType()),
         sequences(sequences), y(y), buffers(buffers) {}
@@ -288,11 +347,15 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
   Val ring = k.shared(stages * stageBytes, kAlign);
   Val weightsMemory, outputsMemory;
   if (!isStates) {
-    weightsMemory = k.shared(stages * t.heads() * t.weightBytes(), kAlign);
-    outputsMemory = k.shared(t.units * t.outputBytes(), kAlign);
+    weightsMemory = k.shared(
+        (t.hasRoles ? stages : 1) * t.heads() * t.weightBytes(), kAlign);
+    if (t.hasRoles)
+      outputsMemory = k.shared(t.units * t.outputBytes(), kAlign);
   }
   Val factorsMemory = k.shared(stages * t.heads() * Factors::kBytes);
-  Val barriers = sharedAddress(k, k.shared(4 * stages * kBarrierBytes));
+  Val barriers;
+  if (t.hasRoles)
+    barriers = sharedAddress(k, k.shared(4 * stages * kBarrierBytes));
   Val ringAddress = sharedAddress(k, ring);
   auto barrier = [&](int64_t kind, Val stage) {
     return barriers + (stage + double(kind * stages)) * double(kBarrierBytes);
@@ -314,23 +377,30 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
   Val thread = k.threadIdx(), lane = k.lane();
   Val group = k.warp() >> 2, warp = k.warp() & 3;
   Val g8 = lane >> 2, t4 = lane & 3;
-  k.ifThen(thread == 0.0, [&] {
-    for (int64_t s = 0; s < stages; ++s) {
-      Val stage = k.i32(s);
-      initBarrier(k, full(stage), kWarp * t.copiers());
-      initBarrier(k, factored(stage), t.heads());
-      initBarrier(k, weighted(stage), 4);
-      initBarrier(k, empty(stage), 4 * t.units);
-    }
-    fenceBarriers(k);
-  });
-  k.syncBlock();
+  if (t.hasRoles) {
+    k.ifThen(thread == 0.0, [&] {
+      for (int64_t s = 0; s < stages; ++s) {
+        Val stage = k.i32(s);
+        initBarrier(k, full(stage), kWarp * t.copiers());
+        initBarrier(k, factored(stage), t.heads());
+        initBarrier(k, weighted(stage), 4);
+        initBarrier(k, empty(stage), 4 * t.units);
+      }
+      fenceBarriers(k);
+    });
+    k.syncBlock();
+  }
   // The second kernel needs of the first only what units start from, and what
   // came before the first has ended when any block of the second comes up.
-  if (isStates) {
+  bool overlaps = e.target.chip.hasDependentLaunches;
+  auto waitForStates = [&] {
+    if (overlaps && !isStates)
+      k.ifThen(k.i32Argument(segments) > 1.0, [&] { k.waitForPredecessors(); });
+  };
+  if (overlaps && isStates) {
     k.waitForPredecessors();
     k.launchDependents();
-  } else {
+  } else if (overlaps) {
     k.launchDependents();
     k.ifThen(k.i32Argument(segments) == 1.0, [&] { k.waitForPredecessors(); });
   }
@@ -402,11 +472,15 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
     };
     /// The head of the block that a unit works on, and the slice of it.
     auto indexOfUnit = [&](Val unit) {
-      return t.slices == 1 ? unit : k.i32(0);
+      if (t.slices == 1)
+        return unit;
+      return t.heads() == 1 ? k.i32(0) : unit / double(t.slices);
     };
     auto sliceOfUnit = [&](Val unit) {
       if (t.slices == 1)
         return k.i32(0);
+      if (t.heads() > 1)
+        return unit % t.slices;
       return (block % t.blocksPerHead()) * double(t.units) + unit;
     };
     DeviceSequences::Range range = sequences.range(k, sequence);
@@ -453,98 +527,103 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
     //===--- Copies
     //-----------------------------------------------------------===//
 
-    auto copy = [&](int64_t copier) {
-      // Lanes take a piece each of four rows at a time.
-      Val piece = lane & 7, row = lane >> 3;
-      struct Source {
-        Val pointer, rowStride;
-        int64_t offset;
-        // Pieces that a row has: others are left as they are, or zero.
-        Val isThere;
-        bool fills, isReordered;
+    // Lanes take a piece each of four rows at a time.
+    Val piece = lane & 7, row = lane >> 3;
+    struct Source {
+      Val pointer, rowStride;
+      int64_t offset = 0;
+      // Pieces that a row has: others are left as they are, or zero.
+      Val isThere;
+      bool fills = false, isReordered = false;
+    };
+    /// All there is to copy of a tile, by tiles of 64 columns.
+    auto forSources =
+        [&](llvm::function_ref<void(llvm::function_ref<Source()>)> add) {
+          auto addStates = [&](const DeviceTensor &tensor, int64_t offset,
+                               bool isReordered) {
+            for (int64_t panel = 0; panel < t.panels(); ++panel)
+              add([&] {
+                int64_t first = panel * Tile::kColumns;
+                int64_t columns = std::min(t.states - first, Tile::kColumns);
+                Val at = k.min(piece * 8.0, k.i32(columns - 8)) + double(first);
+                Source source;
+                source.pointer =
+                    tensor.at({batch64, row0 + k.toI64(row), groupIndex}, at);
+                source.rowStride = tensor.stride(1);
+                source.offset = offset + panel * Tile::bytes(kTokens);
+                source.isReordered = isReordered;
+                if (columns < Tile::kColumns)
+                  source.isThere = piece < double(columns / 8);
+                return source;
+              });
+          };
+          addStates(B, 0, false);
+          for (int64_t unit = 0; unit < t.units; ++unit)
+            add([&] {
+              Val channel =
+                  sliceOfUnit(k.i32(unit)) * double(kSlice) + piece * 8.0;
+              Source source;
+              source.pointer = x.at({batch64, row0 + k.toI64(row),
+                                     headOf(indexOfUnit(k.i32(unit)))},
+                                    k.min(channel, k.i32(t.channels - 8)));
+              source.rowStride = x.stride(1);
+              source.offset = inputsOffset + unit * t.inputBytes();
+              source.fills = true;
+              if (t.channels % kSlice)
+                source.isThere = channel < double(t.channels);
+              return source;
+            });
+          if (!isStates)
+            addStates(C, t.stateBytes(), t.hasRoles);
+        };
+    // Where a row's piece goes: rows are four apart, and so every second has
+    // the same permutation.
+    Val within = row * double(Tile::kRowBytes);
+    Val even = within + ((piece ^ row) << 4);
+    Val odd = within + ((piece ^ (row + 4.0)) << 4);
+    auto copyRows = [&](const Source &source, Val stage, Val token, Val row,
+                        int64_t count, bool isWhole) {
+      Val pointer = k.offset(source.pointer, k.toI64(token) * source.rowStride);
+      auto rows = [&] {
+        Val next = pointer;
+        for (int64_t r = 0; r < count; r += 4) {
+          // One after another: all at once take registers.
+          Val bytes, there, from = next;
+          next = k.offset(next, source.rowStride * 4.0);
+          if (!isWhole)
+            there = token + row + double(r) < length;
+          if (source.fills && source.isThere)
+            there = there ? there & source.isThere : source.isThere;
+          if (there) {
+            bytes = k.select(there, k.i32(16), k.i32(0));
+            from = k.select(there, from, source.pointer);
+          }
+          int64_t at = r;
+          if (source.isReordered)
+            at = 8 * eightOf(r / 8) + r % 8;
+          copyAsync16(k, stage + (r % 8 ? odd : even),
+                      source.offset + at * Tile::kRowBytes, from, bytes);
+        }
       };
+      if (source.isThere && !source.fills)
+        k.ifThen(source.isThere, rows);
+      else
+        rows();
+    };
+    auto copy = [&](int64_t copier) {
       SmallVector<Source> sources;
       int64_t number = 0;
-      auto add = [&](llvm::function_ref<Source()> make) {
+      forSources([&](llvm::function_ref<Source()> make) {
         if (number++ % t.copiers() == copier)
           sources.push_back(make());
-      };
-      auto addStates = [&](const DeviceTensor &tensor, int64_t offset,
-                           bool isReordered) {
-        for (int64_t panel = 0; panel < t.panels(); ++panel)
-          add([&] {
-            int64_t first = panel * Tile::kColumns;
-            int64_t columns = std::min(t.states - first, Tile::kColumns);
-            Val at = k.min(piece * 8.0, k.i32(columns - 8)) + double(first);
-            Source source{
-                tensor.at({batch64, row0 + k.toI64(row), groupIndex}, at),
-                tensor.stride(1),
-                offset + panel * Tile::bytes(kTokens),
-                Val(),
-                false,
-                isReordered};
-            if (columns < Tile::kColumns)
-              source.isThere = piece < double(columns / 8);
-            return source;
-          });
-      };
-      addStates(B, 0, false);
-      for (int64_t unit = 0; unit < t.units; ++unit)
-        add([&] {
-          Val channel = sliceOfUnit(k.i32(unit)) * double(kSlice) + piece * 8.0;
-          Source source{x.at({batch64, row0 + k.toI64(row),
-                              headOf(indexOfUnit(k.i32(unit)))},
-                             k.min(channel, k.i32(t.channels - 8))),
-                        x.stride(1),
-                        inputsOffset + unit * t.inputBytes(),
-                        Val(),
-                        true,
-                        false};
-          if (t.channels % kSlice)
-            source.isThere = channel < double(t.channels);
-          return source;
-        });
-      if (!isStates)
-        addStates(C, t.stateBytes(), true);
-      // Where a row's piece goes: rows are four apart, and so every second has
-      // the same permutation.
-      Val within = row * double(Tile::kRowBytes);
-      Val even = within + ((piece ^ row) << 4);
-      Val odd = within + ((piece ^ (row + 4.0)) << 4);
+      });
       forTiles({}, [&](Val i, Turn turn, ArrayRef<Val>) -> Vals {
         waitForRoom(turn);
         Val stage = stageAt(turn.stage);
         Val token = tileAt(i) * double(kTokens);
         auto copyAll = [&](bool isWhole) {
-          for (const Source &source : sources) {
-            Val pointer =
-                k.offset(source.pointer, k.toI64(token) * source.rowStride);
-            auto rows = [&] {
-              Val next = pointer;
-              for (int64_t r = 0; r < kTokens; r += 4) {
-                // One after another: all at once take registers.
-                Val count, there, from = next;
-                next = k.offset(next, source.rowStride * 4.0);
-                if (!isWhole)
-                  there = token + row + double(r) < length;
-                if (source.fills && source.isThere)
-                  there = there ? there & source.isThere : source.isThere;
-                if (there) {
-                  count = k.select(there, k.i32(16), k.i32(0));
-                  from = k.select(there, from, source.pointer);
-                }
-                int64_t at = r;
-                if (source.isReordered)
-                  at = 8 * eightOf(r / 8) + r % 8;
-                copyAsync16(k, stage + (r % 8 ? odd : even),
-                            source.offset + at * Tile::kRowBytes, from, count);
-              }
-            };
-            if (source.isThere && !source.fills)
-              k.ifThen(source.isThere, rows);
-            else
-              rows();
-          }
+          for (const Source &source : sources)
+            copyRows(source, stage, token, row, kTokens, isWhole);
         };
         k.ifElse(
             token + double(kTokens) <= length, [&] { copyAll(true); },
@@ -553,113 +632,221 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
         return {};
       });
     };
+    /// What a warp copies where all are alike: rows from `row`, to `to` bytes
+    /// into the stage.
+    struct Share {
+      Source source;
+      Val to, row, isAny;
+    };
+    int64_t warps = 4 * t.units, rowsOfShare = kTokens;
+    auto sharesOfWarp = [&] {
+      SmallVector<Source> sources;
+      forSources([&](llvm::function_ref<Source()> make) {
+        sources.push_back(make());
+      });
+      auto number = static_cast<int64_t>(sources.size());
+      int64_t parts = 2 * number <= warps ? 2 : 1;
+      rowsOfShare = kTokens / parts;
+      bool isPartial = llvm::any_of(
+          sources, [](const Source &s) { return bool(s.isThere); });
+      SmallVector<Share> shares;
+      for (int64_t first = 0; first < parts * number; first += warps) {
+        Val part = k.warp() + double(first), index = part / double(parts);
+        Share share{{}, {}, row, {}};
+        Source &own = share.source;
+        auto pick = [&](Val &chosen, Val other, int64_t i) {
+          chosen = i ? k.select(index == double(i), other, chosen) : other;
+        };
+        for (int64_t i = 0; i < number; ++i) {
+          const Source &other = sources[i];
+          pick(own.pointer, other.pointer, i);
+          pick(own.rowStride, other.rowStride, i);
+          pick(share.to, k.i32(other.offset), i);
+          if (isPartial)
+            pick(own.isThere, other.isThere ? other.isThere : k.boolean(true),
+                 i);
+        }
+        own.fills = true;
+        if (parts > 1) {
+          Val rows = (part % parts) * double(rowsOfShare);
+          own.pointer = k.offset(own.pointer, k.toI64(rows) * own.rowStride);
+          share.to = share.to + rows * double(Tile::kRowBytes);
+          share.row = row + rows;
+        }
+        if (first + warps > parts * number)
+          share.isAny = part < double(parts * number);
+        shares.push_back(share);
+      }
+      return shares;
+    };
+    /// Starts a warp's copies for step `i`, if there is one: a group of them in
+    /// any case.
+    auto startCopies = [&](ArrayRef<Share> shares, Val i, Val to) {
+      k.ifThen(i < count, [&] {
+        Val stage = stageAt(to);
+        Val token = tileAt(i) * double(kTokens);
+        auto copyAll = [&](bool isWhole) {
+          for (const Share &share : shares) {
+            auto rows = [&] {
+              copyRows(share.source, stage + share.to, token, share.row,
+                       rowsOfShare, isWhole);
+            };
+            if (share.isAny)
+              k.ifThen(share.isAny, rows);
+            else
+              rows();
+          }
+        };
+        k.ifElse(
+            token + double(kTokens) <= length, [&] { copyAll(true); },
+            [&] { copyAll(false); });
+      });
+      commitCopies(k);
+    };
 
     //===--- Factors
     //----------------------------------------------------------===//
 
-    auto factor = [&](Val headIndex) {
+    /// What makes a head's factors, tile by tile.
+    struct HeadDecays {
+      Val index, head;
+      Cursor dtRow;
+      Val rate, shift;
+    };
+    auto decaysOf = [&](Val headIndex) {
       Val head = headOf(headIndex);
       Cursor dtRow = dt.at({batch64, row0}, head);
       Val rate = A ? A.loadScalar({}, head) * kLog2E : Val();
       Val shift = bias ? bias.loadScalar({}, head) : Val();
-      Val lastRow = length - 1.0;
-      // A lane has two tokens.
-      auto load = [&](Val i) {
+      return HeadDecays{headIndex, head, dtRow, rate, shift};
+    };
+    /// Loads what the tile of step `i` needs, if there is one. A lane has two
+    /// tokens.
+    auto loadSteps = [&](const HeadDecays &h, Val i) {
+      return k.loadIf(i < count, [&] {
         Val token = tileAt(i) * double(kTokens) + lane * 2.0;
         Vals loaded;
         for (int64_t j = 0; j < 2; ++j)
           llvm::append_range(
               loaded,
-              dt.load(dt.moved(dtRow, k.min(token + double(j), lastRow)), 1));
+              dt.load(dt.moved(h.dtRow, k.min(token + double(j), length - 1.0)),
+                      1));
         return loaded;
+      });
+    };
+    /// Writes the factors of that tile, when `makeRoom` returns; `total` has
+    /// the exponents of tiles before, and those after are returned.
+    auto makeFactors = [&](const HeadDecays &h, Val i, ArrayRef<Val> loaded,
+                           Val total, llvm::function_ref<Val()> makeRoom) {
+      Val steps[2], exponents[2];
+      for (int64_t j = 0; j < 2; ++j) {
+        Val raw = dt.values(loaded.take_front(dt.numLoaded()), 1)[0];
+        loaded = loaded.drop_front(dt.numLoaded());
+        SSDDecay decay = ssdDecay(k, op, raw, h.rate, h.shift);
+        // A token that is not there leaves the state as it is.
+        Val there =
+            tileAt(i) * double(kTokens) + lane * 2.0 + double(j) < length;
+        steps[j] = k.select(there, decay.step, k.f32(0));
+        exponents[j] = k.select(there, decay.exponent, k.f32(0));
+      }
+      Val sum = exponents[0] + exponents[1];
+      for (int64_t delta = 1; delta < kWarp; delta *= 2)
+        sum =
+            k.select(lane >= double(delta), sum + k.shuffleUp(sum, delta), sum);
+      Val before = k.shuffleUp(sum, 1);
+      Val cs[2] = {k.select(lane == 0.0, k.f32(0), before) + exponents[0], sum};
+      Val last = k.shuffleIndex(sum, k.i32(kWarp - 1));
+      Val to = makeRoom();
+      auto put = [&](int64_t offset, llvm::function_ref<Val(int64_t)> make) {
+        k.store(k.vector({make(0), make(1)}),
+                k.offset(k.offset(to, 4 * offset), lane * 8.0));
       };
+      auto putState = [&](Val toEnd) {
+        Vals weights;
+        for (int64_t j = 0; j < 2; ++j)
+          weights.push_back(k.ex2(toEnd - cs[j]) * steps[j]);
+        k.store(k.pack(weights, element),
+                k.offset(k.offset(to, 4 * Factors::kState), lane * 4.0));
+      };
+      if (isStates) {
+        // To the end of the segment; the last is of all of it.
+        putState(total + last);
+        k.ifThen(lane == 0.0, [&] {
+          k.store(k.ex2(total + last), k.offset(to, 4 * Factors::kDecay));
+        });
+      } else {
+        // The first token of the square of 16.
+        Val anchor = k.shuffleIndex(cs[0], lane & 24);
+        put(Factors::kSum, [&](int64_t j) { return cs[j]; });
+        put(Factors::kRow, [&](int64_t j) { return k.ex2(cs[j] - anchor); });
+        put(Factors::kPower, [&](int64_t j) { return k.ex2(cs[j]); });
+        put(Factors::kStep, [&](int64_t j) { return steps[j]; });
+        for (int64_t square = 1; square < 4; ++square) {
+          Val start = k.shuffleIndex(cs[0], k.i32(8 * square));
+          put(Factors::kColumn + 64 * (square - 1),
+              [&](int64_t j) { return k.ex2(start - cs[j]) * steps[j]; });
+        }
+        putState(last);
+        k.ifThen(lane == 0.0, [&] {
+          k.store(k.ex2(last), k.offset(to, 4 * Factors::kDecay));
+        });
+      }
+      return total + last;
+    };
+    /// Of a segment's state the second kernel needs how far it decays.
+    auto storeSum = [&](const HeadDecays &h, Val total) {
+      if (isStates)
+        k.ifThen((lane == 0.0) & (count > 0.0) &
+                     (firstHead + h.index < headEnd),
+                 [&] { k.store(total, sums.at({sequence, segment}, h.head)); });
+    };
+    auto factor = [&](Val headIndex) {
+      HeadDecays decays = decaysOf(headIndex);
       Vals inits{k.f32(0)};
-      llvm::append_range(inits,
-                         k.loadIf(count > 0.0, [&] { return load(k.i32(0)); }));
+      llvm::append_range(inits, loadSteps(decays, k.i32(0)));
       Vals end =
           forTiles(inits, [&](Val i, Turn turn, ArrayRef<Val> in) -> Vals {
-            Val total = in[0];
-            ArrayRef<Val> loaded = in.drop_front();
-            Vals next =
-                k.loadIf(i + 1.0 < count, [&] { return load(i + 1.0); });
-            Val steps[2], exponents[2];
-            for (int64_t j = 0; j < 2; ++j) {
-              Val raw = dt.values(loaded.take_front(dt.numLoaded()), 1)[0];
-              loaded = loaded.drop_front(dt.numLoaded());
-              SSDDecay decay = ssdDecay(k, op, raw, rate, shift);
-              // A token that is not there leaves the state as it is.
-              Val there =
-                  tileAt(i) * double(kTokens) + lane * 2.0 + double(j) < length;
-              steps[j] = k.select(there, decay.step, k.f32(0));
-              exponents[j] = k.select(there, decay.exponent, k.f32(0));
-            }
-            Val sum = exponents[0] + exponents[1];
-            for (int64_t delta = 1; delta < kWarp; delta *= 2)
-              sum = k.select(lane >= double(delta),
-                             sum + k.shuffleUp(sum, delta), sum);
-            Val before = k.shuffleUp(sum, 1);
-            Val cs[2] = {k.select(lane == 0.0, k.f32(0), before) + exponents[0],
-                         sum};
-            Val last = k.shuffleIndex(sum, k.i32(kWarp - 1));
-            waitForRoom(turn);
-            Val to = factorsAt(turn.stage, headIndex);
-            auto put = [&](int64_t offset,
-                           llvm::function_ref<Val(int64_t)> make) {
-              k.store(k.vector({make(0), make(1)}),
-                      k.offset(k.offset(to, 4 * offset), lane * 8.0));
-            };
-            auto putState = [&](Val toEnd) {
-              Vals weights;
-              for (int64_t j = 0; j < 2; ++j)
-                weights.push_back(k.ex2(toEnd - cs[j]) * steps[j]);
-              k.store(k.pack(weights, element),
-                      k.offset(k.offset(to, 4 * Factors::kState), lane * 4.0));
-            };
-            if (isStates) {
-              // To the end of the segment; the last is of all of it.
-              putState(total + last);
-              k.ifThen(lane == 0.0, [&] {
-                k.store(k.ex2(total + last), k.offset(to, 4 * Factors::kDecay));
-              });
-            } else {
-              // The first token of the square of 16.
-              Val anchor = k.shuffleIndex(cs[0], lane & 24);
-              put(Factors::kSum, [&](int64_t j) { return cs[j]; });
-              put(Factors::kRow,
-                  [&](int64_t j) { return k.ex2(cs[j] - anchor); });
-              put(Factors::kPower, [&](int64_t j) { return k.ex2(cs[j]); });
-              put(Factors::kStep, [&](int64_t j) { return steps[j]; });
-              for (int64_t square = 1; square < 4; ++square) {
-                Val start = k.shuffleIndex(cs[0], k.i32(8 * square));
-                put(Factors::kColumn + 64 * (square - 1),
-                    [&](int64_t j) { return k.ex2(start - cs[j]) * steps[j]; });
-              }
-              putState(last);
-              k.ifThen(lane == 0.0, [&] {
-                k.store(k.ex2(last), k.offset(to, 4 * Factors::kDecay));
-              });
-            }
+            Vals next = loadSteps(decays, i + 1.0);
+            Vals out{makeFactors(decays, i, in.drop_front(), in[0], [&] {
+              waitForRoom(turn);
+              return factorsAt(turn.stage, headIndex);
+            })};
             k.syncWarp();
             k.ifThen(lane == 0.0, [&] { arrive(k, factored(turn.stage)); });
             k.syncWarp();
-            Vals out{total + last};
             llvm::append_range(out, next);
             return out;
           });
-      if (isStates)
-        k.ifThen((lane == 0.0) & (count > 0.0) &
-                     (firstHead + headIndex < headEnd),
-                 [&] { k.store(end[0], sums.at({sequence, segment}, head)); });
+      storeSum(decays, end[0]);
     };
 
     //===--- Weights
     //----------------------------------------------------------===//
 
-    auto weigh = [&] {
-      Val memory = sharedAddress(k, weightsMemory);
+    auto loadSkips = [&] {
       Vals skips;
       for (int64_t h = 0; D && !hasChannelSkip && h < t.heads(); ++h)
         skips.push_back(D.loadScalar({}, headOf(k.i32(h))));
+      return skips;
+    };
+    /// A pair of numbers of what a tile's decays come to.
+    auto loadPair = [&](Val from, int64_t words) {
+      return k.unpack(
+          k.load(k.offset(from, 4 * words), k.packedType(k.f32Type(), 2)),
+          k.f32Type(), 2);
+    };
+    /// Two products of an eight on the diagonal with their weights.
+    auto weighDiagonal = [&](Vals &values, const Vals &skips, int64_t h) {
+      for (int64_t c = 0; c < 2; ++c) {
+        Val column = t4 * 2.0 + double(c);
+        values[c] = k.select(column <= g8, values[c], k.f32(0));
+        if (!skips.empty())
+          values[c] = k.select(column == g8, values[c] + skips[h], values[c]);
+      }
+    };
+    auto weigh = [&] {
+      Val memory = sharedAddress(k, weightsMemory);
+      Vals skips = loadSkips();
       /// The rows of warp `w`, eights of tokens w and 7 - w, of M for all
       /// heads.
       auto weighRows = [&](Turn turn, ArrayRef<Val> products, int64_t w) {
@@ -667,11 +854,6 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
           Val f = factorsAt(turn.stage, k.i32(h));
           Val rowsFrom = k.offset(f, g8 * 4.0),
               columnsFrom = k.offset(f, t4 * 8.0);
-          auto loadPair = [&](int64_t words) {
-            return k.unpack(k.load(k.offset(columnsFrom, 4 * words),
-                                   k.packedType(k.f32Type(), 2)),
-                            k.f32Type(), 2);
-          };
           // Everything is loaded before anything is stored: stores keep loads
           // from moving up.
           struct Eight {
@@ -692,23 +874,20 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
               ArrayRef<Val> own = products.slice(4 * columns + 2 * half, 2);
               Eight eight{half, rows, columns, {}};
               if (columns / 2 < rows / 2) {
-                Vals pair = loadPair(Factors::kColumn + 64 * (rows / 2 - 1) +
-                                     8 * columns);
+                Vals pair = loadPair(columnsFrom, Factors::kColumn +
+                                                      64 * (rows / 2 - 1) +
+                                                      8 * columns);
                 for (int64_t c = 0; c < 2; ++c)
                   eight.values.push_back(own[c] * (factor * pair[c]));
               } else {
-                Vals from = loadPair(Factors::kSum + 8 * columns);
-                Vals steps = loadPair(Factors::kStep + 8 * columns);
-                for (int64_t c = 0; c < 2; ++c) {
-                  Val value = own[c] * (k.ex2(sum - from[c]) * steps[c]);
-                  if (columns == rows) {
-                    Val column = t4 * 2.0 + double(c);
-                    value = k.select(column <= g8, value, k.f32(0));
-                    if (!skips.empty())
-                      value = k.select(column == g8, value + skips[h], value);
-                  }
-                  eight.values.push_back(value);
-                }
+                Vals from = loadPair(columnsFrom, Factors::kSum + 8 * columns);
+                Vals steps =
+                    loadPair(columnsFrom, Factors::kStep + 8 * columns);
+                for (int64_t c = 0; c < 2; ++c)
+                  eight.values.push_back(own[c] *
+                                         (k.ex2(sum - from[c]) * steps[c]));
+                if (columns == rows)
+                  weighDiagonal(eight.values, skips, h);
               }
               eights.push_back(std::move(eight));
             }
@@ -760,6 +939,97 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
       });
     };
 
+    /// The same where warps are alike: their shares of the squares of 16 x 16
+    /// that are not all above the diagonal.
+    Val rightOf = tilePart(k, k.i32(0), false),
+        below = tilePart(k, k.i32(0), true);
+    auto weighSquares = [&](Turn turn, const Vals &skips) {
+      Val stage = stageAt(turn.stage);
+      auto weighSquare = [&](Val number) {
+        auto least = [&](int64_t n, int64_t then, Val otherwise) {
+          return k.select(number >= double(n), k.i32(then), otherwise);
+        };
+        Val r = least(6, 3, least(3, 2, least(1, 1, k.i32(0))));
+        Val c = number - ((r * (r + 1.0)) >> 1);
+        Val rows = stage + double(t.stateBytes()) + below +
+                   r * double(Tile::bytes(kSquare));
+        Val columns = stage + rightOf + c * double(Tile::bytes(kSquare));
+        Vals products(8, k.f32(0));
+        for (int64_t n = 0; n < t.states; n += 16)
+          addProduct(k, loadPart(k, rows, n, 0, kTokens, false),
+                     loadPart(k, columns, n, 0, kTokens, false), products,
+                     element);
+        for (int64_t h = 0; h < t.heads(); ++h) {
+          Val f = factorsAt(turn.stage, k.i32(h));
+          Val rowsFrom = k.offset(f, r * double(4 * kSquare) + g8 * 4.0);
+          Val columnsFrom = k.offset(f, c * double(4 * kSquare) + t4 * 8.0);
+          auto loadOfRow = [&](int64_t words) {
+            return k.load(k.offset(rowsFrom, 4 * words), k.f32Type());
+          };
+          auto own = [&](int64_t half, int64_t eight) {
+            return Vals(ArrayRef(products).slice(4 * eight + 2 * half, 2));
+          };
+          Vals weighed = k.ifValues(
+              r == c,
+              [&] {
+                Vals all;
+                for (int64_t half = 0; half < 2; ++half) {
+                  Val sum = loadOfRow(Factors::kSum + 8 * half);
+                  for (int64_t eight = 0; eight < 2; ++eight) {
+                    Vals values(2, k.f32(0));
+                    if (eight <= half) {
+                      Vals from =
+                          loadPair(columnsFrom, Factors::kSum + 8 * eight);
+                      Vals steps =
+                          loadPair(columnsFrom, Factors::kStep + 8 * eight);
+                      values = own(half, eight);
+                      for (int64_t i = 0; i < 2; ++i)
+                        values[i] =
+                            values[i] * (k.ex2(sum - from[i]) * steps[i]);
+                    }
+                    if (eight == half)
+                      weighDiagonal(values, skips, h);
+                    llvm::append_range(all, values);
+                  }
+                }
+                return all;
+              },
+              [&] {
+                Vals all;
+                Val byRow = k.offset(columnsFrom, (r - 1.0) * double(4 * 64));
+                for (int64_t half = 0; half < 2; ++half) {
+                  Val factor = loadOfRow(Factors::kRow + 8 * half);
+                  for (int64_t eight = 0; eight < 2; ++eight) {
+                    Vals pair = loadPair(byRow, Factors::kColumn + 8 * eight);
+                    Vals values = own(half, eight);
+                    for (int64_t i = 0; i < 2; ++i)
+                      values[i] = values[i] * (factor * pair[i]);
+                    llvm::append_range(all, values);
+                  }
+                }
+                return all;
+              });
+          for (int64_t half = 0; half < 2; ++half)
+            for (int64_t eight = 0; eight < 2; ++eight) {
+              Val at = tilePiece(k, t4 * 4.0,
+                                 r * double(kSquare) + g8 + double(8 * half),
+                                 c * 2.0 + double(eight));
+              k.store(
+                  k.pack(ArrayRef(weighed).slice(4 * half + 2 * eight, 2),
+                         element),
+                  k.offset(k.offset(weightsMemory, h * t.weightBytes()), at));
+            }
+        }
+      };
+      for (int64_t first = 0; first < kSquares; first += warps) {
+        Val number = k.warp() + double(first);
+        if (first + warps <= kSquares)
+          weighSquare(number);
+        else
+          k.ifThen(number < double(kSquares), [&] { weighSquare(number); });
+      }
+    };
+
     //===--- States and outputs
     //-----------------------------------------------===//
 
@@ -781,6 +1051,51 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
         return Vals{place.row, head,
                     k.min(channel + double(8 * half), k.i32(t.channels - 1))};
       };
+      // Where warps are alike they make factors, one a head, and start copies
+      // ahead of the tile that they work on.
+      SmallVector<Share> shares;
+      HeadDecays decays;
+      Val makes;
+      Vals ahead;
+      auto makeAhead = [&](Val i, Val stage, ArrayRef<Val> in) {
+        return k.ifValues(
+            makes & (i < count),
+            [&] {
+              Vals out{makeFactors(decays, i, in.drop_front(), in[0], [&] {
+                return factorsAt(stage, decays.index);
+              })};
+              llvm::append_range(out, loadSteps(decays, i + 1.0));
+              return out;
+            },
+            [&] { return Vals(in); });
+      };
+      /// Waits for a tile; what makeAhead() returns of the next.
+      auto beginTile = [&](Val i, Turn turn, ArrayRef<Val> in) {
+        waitCopies(k, stages - 2);
+        k.syncBlock();
+        auto stageAfter = [&](int64_t steps) {
+          Val sum = turn.stage + double(steps);
+          return k.select(sum >= double(stages), sum - double(stages), sum);
+        };
+        startCopies(shares, i + double(stages - 1), stageAfter(stages - 1));
+        return makeAhead(i + 1.0, stageAfter(1), in);
+      };
+      if (!t.hasRoles) {
+        // What came before is read.
+        k.syncBlock();
+        current = Turn({k.i32(0), k.i32(0), k.i32(0)});
+        shares = sharesOfWarp();
+        for (int64_t s = 0; s < stages - 1; ++s)
+          startCopies(shares, k.i32(s), k.i32(s));
+        // The last warps, as the first have the more squares of M.
+        Val fromEnd = double(warps - 1) - k.warp();
+        makes = fromEnd < double(t.heads());
+        decays = decaysOf(k.min(fromEnd, k.i32(t.heads() - 1)));
+        ahead = {k.f32(0)};
+        llvm::append_range(ahead, loadSteps(decays, k.i32(0)));
+        ahead = makeAhead(k.i32(0), k.i32(0), ahead);
+        waitForStates();
+      }
       Val own = states.at({sequence, k.i32(0), head * double(t.slices) + slice},
                           threadOfGroup * 4.0);
       auto kept = [&](Val of) {
@@ -878,36 +1193,45 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
       }
 
       Val staging, stagingMemory;
-      if (!isStates) {
+      if (!isStates && t.hasRoles) {
         stagingMemory = k.offset(outputsMemory, unit * double(t.outputBytes()));
         staging = sharedAddress(k, stagingMemory);
       }
-      /// x^T of the warp's channels as an operand.
-      auto loadInputs = [&](Val tile) {
-        Vals words;
-        for (int64_t j = 0; j < kTokens; j += 16) {
-          Val row = ((lane >> 4) << 3) + (lane & 7) + double(j);
-          Val piece = warp * 2.0 + ((lane >> 3) & 1);
-          llvm::append_range(
-              words, loadMatrices(k, tilePiece(k, tile, row, piece), true));
-        }
-        return words;
+      /// x^T of the warp's channels and 16 tokens as an operand.
+      auto loadInputs = [&](Val tile, int64_t token) {
+        Val row = ((lane >> 4) << 3) + (lane & 7);
+        Val piece = warp * 2.0 + ((lane >> 3) & 1);
+        return loadMatrices(k, tilePiece(k, tile, row, piece), true,
+                            Tile::bytes(token));
       };
-      /// The same times the weights of its tokens in the state.
+      /// All of a tile times the weights of its tokens in the state.
       auto weighInputs = [&](Val tile, Val f) {
-        Vals words = loadInputs(tile);
+        Vals words;
+        for (int64_t j = 0; j < kTokens; j += 16)
+          llvm::append_range(words, loadInputs(tile, j));
         Val from = k.offset(k.offset(f, 4 * Factors::kState), t4 * 4.0);
         for (int64_t i = 0; i < 16; i += 2) {
           Val weight = k.load(k.offset(from, 4 * 4 * (i / 2)), k.i32Type());
           for (int64_t j = 0; j < 2; ++j)
-            words[i + j] = multiplyPairs(k, words[i + j], weight, element);
+            words[i + j] = multiplyPairs(k, words[i + j], weight, element,
+                                         /*isFused=*/!t.hasRoles);
         }
         return words;
       };
       /// Starts S += x^T B.
       auto updateState = [&](ArrayRef<Val> inputs, Val stage, ArrayRef<Val> s) {
-        Val b = tileDescriptor(k, stage, true);
         Vals out;
+        if (!t.hasRoles) {
+          llvm::append_range(out, s);
+          for (int64_t j = 0; j < kTokens; j += 16)
+            for (int64_t n = 0; n < t.states; n += 16)
+              addProduct(
+                  k, inputs.slice(j / 4, 4),
+                  loadPart(k, stage + below, n, Tile::bytes(j), kTokens, true),
+                  MutableArrayRef(out).slice(n / 2, 8), element);
+          return out;
+        }
+        Val b = tileDescriptor(k, stage, true);
         int64_t first = 0;
         for (int64_t columns : pieces) {
           SmallVector<ProductStep> steps;
@@ -926,6 +1250,8 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
         return out;
       };
       auto release = [&](Turn turn) {
+        if (!t.hasRoles)
+          return;
         k.syncWarp();
         k.ifThen(lane == 0.0, [&] { arrive(k, empty(turn.stage)); });
       };
@@ -933,23 +1259,33 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
       if (isStates) {
         Vals carried(state);
         carried.push_back(k.f32(1));
+        llvm::append_range(carried, ahead);
         Vals end =
-            forTiles(carried, [&](Val, Turn turn, ArrayRef<Val> in) -> Vals {
+            forTiles(carried, [&](Val i, Turn turn, ArrayRef<Val> in) -> Vals {
               Val stage = stageAt(turn.stage);
               Val tile =
                   stage + double(inputsOffset) + unit * double(t.inputBytes());
-              waitBarrier(k, factored(turn.stage), turn.phase);
-              waitBarrier(k, full(turn.stage), turn.phase);
-              fenceForProducts(k);
+              Vals following;
+              if (t.hasRoles) {
+                waitBarrier(k, factored(turn.stage), turn.phase);
+                waitBarrier(k, full(turn.stage), turn.phase);
+                fenceForProducts(k);
+              } else {
+                following = beginTile(i, turn, in.drop_front(held + 1));
+              }
               Val f = factorsAt(turn.stage, headIndex);
               Vals inputs = weighInputs(tile, f);
               Val decay = k.load(k.offset(f, 4 * Factors::kDecay), k.f32Type());
-              Vals out = waitProducts(
-                  k, 0, updateState(inputs, stage, in.take_front(held)));
+              Vals out = updateState(inputs, stage, in.take_front(held));
+              if (t.hasRoles)
+                out = waitProducts(k, 0, out);
               release(turn);
               out.push_back(decay);
+              llvm::append_range(out, following);
               return out;
             });
+        if (!t.hasRoles)
+          k.ifThen(makes, [&] { storeSum(decays, end[held + 1]); });
         // Of a sequence of one segment the second kernel still wants what it
         // starts from.
         Val leaves = count > 0.0;
@@ -996,6 +1332,31 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
       auto syncGroup = [&] {
         for (int64_t u = 0; u < t.units; ++u)
           k.ifThen(unit == double(u), [&] { k.syncNamed(2 + u, kGroup); });
+      };
+      /// Outputs of a tile in its type, two tokens a word.
+      auto packOutputs = [&](ArrayRef<Val> sumsOfTile) {
+        Vals words;
+        for (int64_t j = 0; j < kTokens / 2; j += 2)
+          words.push_back(k.pack(sumsOfTile.slice(j, 2), element));
+        return words;
+      };
+      /// Puts them where inputs of the tile were, all of which have been read.
+      auto stageWords = [&](ArrayRef<Val> words) {
+        syncGroup();
+        for (int64_t j = 0; j < 4; ++j) {
+          Val first = k.offset(stagingMemory,
+                               tilePiece(k, g8 * 2.0, t4 * 2.0 + double(j % 2),
+                                         warp * 2.0 + double(j / 2)));
+          for (int64_t q = 0; q < 8; ++q) {
+            Val word = words[2 * q + j / 2];
+            if (j % 2)
+              word = word >> 16;
+            k.store(k.wrap(arith::TruncIOp::create(k.b, k.loc, k.i16Type(),
+                                                   word.value)),
+                    k.offset(first, Tile::bytes(8 * q)));
+          }
+        }
+        syncGroup();
       };
       /// Turns outputs of a tile round in shared memory.
       auto stageOutputs = [&](ArrayRef<Val> sumsOfTile) {
@@ -1084,8 +1445,71 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
         }
       };
 
+      auto scaleBy = [&](Vals &sumsOfTile, Val f) {
+        Val from = k.offset(f, t4 * 8.0);
+        for (int64_t q = 0; q < 8; ++q) {
+          int64_t eight = t.hasRoles ? tokensAt(q) : q;
+          Vals power = loadPair(from, Factors::kPower + 8 * eight);
+          for (int64_t j = 0; j < 4; ++j)
+            sumsOfTile[4 * q + j] = sumsOfTile[4 * q + j] * power[j & 1];
+        }
+      };
+      Vals skips;
+      if (!t.hasRoles) {
+        skips = loadSkips();
+        llvm::append_range(state, ahead);
+      }
+      /// A tile of warps that are alike.
+      auto walkTile = [&](Val i, Turn turn, ArrayRef<Val> in) -> Vals {
+        Vals following = beginTile(i, turn, in.drop_front(held));
+        Val stage = stageAt(turn.stage);
+        Val offset = unit * double(t.inputBytes()) + double(inputsOffset);
+        Val tile = stage + offset;
+        Val f = factorsAt(turn.stage, headIndex);
+        weighSquares(turn, skips);
+        Vals sumsOfTile(kTokens / 2, k.f32(0)), next;
+        auto sumsAt = [&](int64_t token) {
+          return MutableArrayRef(sumsOfTile).slice(token / 2, 8);
+        };
+        Val c = stage + double(t.stateBytes()) + rightOf;
+        for (int64_t n = 0; n < t.states; n += 16) {
+          Vals words;
+          for (int64_t j = 0; j < 4; ++j)
+            words.push_back(k.pack(in.slice(n / 2 + 2 * j, 2), element));
+          for (int64_t token = 0; token < kTokens; token += 16)
+            addProduct(k, words,
+                       loadPart(k, c, n, Tile::bytes(token), kTokens, false),
+                       sumsAt(token), element);
+        }
+        scaleBy(sumsOfTile, f);
+        // M is there.
+        k.syncBlock();
+        Val weights = sharedAddress(k, weightsMemory) +
+                      headIndex * double(t.weightBytes()) + rightOf;
+        for (int64_t j = 0; j < kTokens; j += 16) {
+          Vals words = loadInputs(tile, j);
+          for (int64_t token = j; token < kTokens; token += 16)
+            addProduct(
+                k, words,
+                loadPart(k, weights, j, Tile::bytes(token), kTokens, false),
+                sumsAt(token), element);
+        }
+        Vals packed = packOutputs(sumsOfTile);
+        Val decay = k.load(k.offset(f, 4 * Factors::kDecay), k.f32Type());
+        for (Val s : in.take_front(held))
+          next.push_back(s * decay);
+        next = updateState(weighInputs(tile, f), stage, next);
+        stagingMemory =
+            k.offset(ring, turn.stage * double(stageBytes) + offset);
+        stageWords(packed);
+        writeOutputs(tileAt(i));
+        llvm::append_range(next, following);
+        return next;
+      };
       Vals end =
           forTiles(state, [&](Val i, Turn turn, ArrayRef<Val> in) -> Vals {
+            if (!t.hasRoles)
+              return walkTile(i, turn, in);
             Val stage = stageAt(turn.stage);
             Val tile =
                 stage + double(inputsOffset) + unit * double(t.inputBytes());
@@ -1144,18 +1568,7 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
             auto writeBefore = [&] {
               k.ifThen(i > 0.0, [&] { writeOutputs(tileAt(i - 1.0)); });
             };
-            auto scaleOutputs = [&] {
-              Val from = k.offset(f, t4 * 8.0);
-              for (int64_t q = 0; q < 8; ++q) {
-                Vals power =
-                    k.unpack(k.load(k.offset(from, 4 * (Factors::kPower +
-                                                        8 * tokensAt(q))),
-                                    k.packedType(k.f32Type(), 2)),
-                             k.f32Type(), 2);
-                for (int64_t j = 0; j < 4; ++j)
-                  sumsOfTile[4 * q + j] = sumsOfTile[4 * q + j] * power[j & 1];
-              }
-            };
+            auto scaleOutputs = [&] { scaleBy(sumsOfTile, f); };
             auto startInner = [&] {
               waitBarrier(k, weighted(turn.stage), turn.phase);
               SmallVector<ProductStep> steps;
@@ -1198,7 +1611,9 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
             stageOutputs(ArrayRef(all).take_front(kTokens / 2));
             return Vals(ArrayRef(all).drop_front(kTokens / 2));
           });
-      k.ifThen(count > 0.0, [&] { writeOutputs(endTile - 1.0); });
+      end.resize(held);
+      if (t.hasRoles)
+        k.ifThen(count > 0.0, [&] { writeOutputs(endTile - 1.0); });
 
       // What the next worker goes on from.
       k.ifThen(isShared & (item.end < tileCount), [&] {
@@ -1254,7 +1669,7 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
   auto keepStates = [&] {
     if (!isStates) {
       setRegisters(k, t.unitRegisters, true);
-      k.ifThen(k.i32Argument(segments) > 1.0, [&] { k.waitForPredecessors(); });
+      waitForStates();
     }
     work(Role::Keep, 0, group);
   };
@@ -1273,6 +1688,10 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
   };
   // Blocks beyond the last sequence have nothing to do.
   k.ifThen(isShared | (rowOfBlock(k) < k.i32Argument(sequences.count)), [&] {
+    if (!t.hasRoles) {
+      work(Role::Keep, 0, group);
+      return;
+    }
     k.ifElse(group == double(t.units + (isStates ? 0 : 1)), help, [&] {
       if (isStates)
         keepStates();
@@ -1294,21 +1713,24 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
 }
 
 /// Whether a head has sizes that the tiles are made for.
-static bool hasTiling(int64_t channels, int64_t states) {
+static bool areForTiles(int64_t channels, int64_t states) {
   return channels > 0 && channels % 8 == 0 && channels <= 2 * kSlice &&
          states > 0 && states % 16 == 0 && states <= 256;
 }
 
 std::optional<ScanVariantInfo>
-corey::getSSDTensorVariant(bool is16Bit, int64_t channels, int64_t states) {
-  if (!is16Bit || !hasTiling(channels, states))
+corey::getSSDTensorVariant(const ChipFeatures &chip, bool is16Bit,
+                           int64_t headsOfGroup, int64_t channels,
+                           int64_t states) {
+  if (!is16Bit || !areForTiles(channels, states))
     return std::nullopt;
-  return ScanVariantInfo{"tensor_core",
-                         SSDTensorTiling(channels, states).heads(), kTokens, 1,
-                         true};
+  SSDTensorTiling tiling(chip, headsOfGroup, channels, states);
+  if (!tiling.fits())
+    return std::nullopt;
+  return ScanVariantInfo{chip.hasWarpGroups ? llvm::StringLiteral("tensor_core")
+                                            : llvm::StringLiteral("mma_sync"),
+                         tiling.heads(), kTokens, 1, true};
 }
-
-bool corey::hasWarpGroups(StringRef chip) { return chip == "sm_90a"; }
 
 bool corey::isForTensorCores(Operation *operation) {
   auto op = cast<SSDOp>(operation);
@@ -1325,8 +1747,16 @@ bool corey::isForTensorCores(Operation *operation) {
         isComputed || rowAlignment(tensor) < 8)
       return false;
   }
-  return hasTiling(x.getDimSize(3),
-                   cast<RankedTensorType>(op.getB().getType()).getDimSize(3));
+  return areForTiles(x.getDimSize(3),
+                     cast<RankedTensorType>(op.getB().getType()).getDimSize(3));
+}
+
+bool corey::fitsTensorCores(const GPUTarget &target, SSDOp op) {
+  auto x = cast<RankedTensorType>(op.getX().getType());
+  auto B = cast<RankedTensorType>(op.getB().getType());
+  return SSDTensorTiling(target.chip, x.getDimSize(2) / B.getDimSize(2),
+                         x.getDimSize(3), B.getDimSize(3))
+      .fits();
 }
 
 void corey::emitSSDOnTensorCores(GPULowering &lowering, SSDOp op,

@@ -23,10 +23,19 @@ using namespace mlir;
 using namespace corey;
 using namespace corey::ssm;
 
-/// Whether kernels of the chip may start before their predecessors end.
-static bool hasDependentLaunches(StringRef chip) {
+ChipFeatures corey::getChipFeatures(StringRef chip) {
+  ChipFeatures features;
   unsigned version = 0;
-  return !chip.trim("smaf_").getAsInteger(10, version) && version >= 90;
+  if (chip.trim("smaf_").getAsInteger(10, version))
+    return features;
+  features.hasWarpGroups = chip == "sm_90a";
+  features.hasDependentLaunches = version >= 90;
+  // Of the generations' large chips; their small ones have what any chip has.
+  if (version == 80 || version == 87)
+    features.sharedBytes = 163 << 10;
+  else if (version >= 90 && version < 120)
+    features.sharedBytes = 227 << 10;
+  return features;
 }
 
 /// Lets a kernel be launched while its predecessor on the stream still runs:
@@ -56,8 +65,7 @@ struct ConvertSSMToGPU
           << multiprocessors;
       return signalPassFailure();
     }
-    GPUTarget target{multiprocessors, hasWarpGroups(chip),
-                     hasDependentLaunches(chip)};
+    GPUTarget target{multiprocessors, getChipFeatures(chip)};
     MLIRContext *context = &getContext();
     numLoweredOps += countLoweredOps(getOperation());
     RewritePatternSet patterns(context);
@@ -86,7 +94,7 @@ struct ConvertSSMToGPU
                                            "nvptx64-nvidia-cuda", chip)));
     for (auto kernel : kernels.getOps<gpu::GPUFuncOp>()) {
       ++numKernels;
-      if (hasDependentLaunches(chip))
+      if (target.chip.hasDependentLaunches)
         allowOverlap(kernel);
     }
   }

@@ -111,7 +111,7 @@ void corey::emitSelectiveScanStep(GPULowering &e, SelectiveScanOp op,
   int64_t minBlocks = projection ? kMinBlocksProjecting : kMinBlocks;
   // What belongs to the model is asked for before predecessors have ended; all
   // else after that, by loads that stay there.
-  bool isEarly = projection && e.target.hasDependentLaunches;
+  bool isEarly = projection && e.target.chip.hasDependentLaunches;
   for (Value tensor :
        {Value(op.getA()), Value(op.getD()), Value(op.getDeltaBias()),
         projection ? Value(projection.getWeight()) : Value(),

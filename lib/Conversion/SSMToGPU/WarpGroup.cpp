@@ -1,4 +1,4 @@
-//===- WarpGroup.cpp - Tensor cores of warp groups ------------------------===//
+//===- WarpGroup.cpp - Tensor cores of warps and their groups -------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
@@ -58,13 +58,24 @@ void corey::copyAsync16(KernelBuilder &k, Val to, int64_t toOffset, Val from,
     ptxOnMemory(k, text, "r,l", {to, from});
 }
 
-Vals corey::loadMatrices(KernelBuilder &k, Val address, bool isTransposed) {
-  StringRef text = isTransposed
-                       ? "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 "
-                         "{$0,$1,$2,$3}, [$4];"
-                       : "ldmatrix.sync.aligned.m8n8.x4.shared.b16 "
-                         "{$0,$1,$2,$3}, [$4];";
-  return ptxWithResults(k, text, "=r,=r,=r,=r,r", 4, k.i32Type(), {address});
+void corey::commitCopies(KernelBuilder &k) {
+  ptxOnMemory(k, "cp.async.commit_group;", "", {});
+}
+
+void corey::waitCopies(KernelBuilder &k, int64_t pending) {
+  ptxOnMemory(k, "cp.async.wait_group " + std::to_string(pending) + ";", "",
+              {});
+}
+
+Vals corey::loadMatrices(KernelBuilder &k, Val address, bool isTransposed,
+                         int64_t offset) {
+  std::string text = "ldmatrix.sync.aligned.m8n8.x4.";
+  text += isTransposed ? "trans.shared.b16 " : "shared.b16 ";
+  text += "{$0,$1,$2,$3}, [$4";
+  if (offset)
+    text += "+" + std::to_string(offset);
+  return ptxWithResults(k, text + "];", "=r,=r,=r,=r,r", 4, k.i32Type(),
+                        {address});
 }
 
 void corey::storeMatrices(KernelBuilder &k, Val address, ArrayRef<Val> words,
@@ -78,10 +89,65 @@ void corey::storeMatrices(KernelBuilder &k, Val address, ArrayRef<Val> words,
               {address, words[0], words[1], words[2], words[3]});
 }
 
-Val corey::multiplyPairs(KernelBuilder &k, Val a, Val b, Type element) {
+Val corey::multiplyPairs(KernelBuilder &k, Val a, Val b, Type element,
+                         bool isFused) {
+  // Less 0: a product of -0 stays what it is.
+  if (isFused && element.isBF16())
+    return k.ptx("fma.rn.bf16x2 $0, $1, $2, $3;", "=r,r,r,r", k.i32Type(),
+                 {a, b, k.i32(0x80008000)});
   return k.ptx(element.isBF16() ? "mul.rn.bf16x2 $0, $1, $2;"
                                 : "mul.rn.f16x2 $0, $1, $2;",
                "=r,r,r", k.i32Type(), {a, b});
+}
+
+//===----------------------------------------------------------------------===//
+// Products of a warp
+//===----------------------------------------------------------------------===//
+
+// Pieces of parts are even and odd ones: what is permuted of the even one's
+// number is added by bits, above those that the odd one and the row change.
+Val corey::tilePart(KernelBuilder &k, Val tile, bool isSecondBelow) {
+  Val lane = k.lane();
+  Val first = (lane >> 3) & 1, second = lane >> 4;
+  Val row = ((isSecondBelow ? first : second) << 3) + (lane & 7);
+  return tilePiece(k, tile, row, isSecondBelow ? second : first);
+}
+
+Vals corey::loadPart(KernelBuilder &k, Val part, int64_t column, int64_t offset,
+                     int64_t tileRows, bool isTransposed) {
+  int64_t piece = column % Tile::kColumns / 8;
+  return loadMatrices(k, piece ? part ^ (piece << 4) : part, isTransposed,
+                      column / Tile::kColumns * Tile::bytes(tileRows) + offset);
+}
+
+void corey::addProduct(KernelBuilder &k, ArrayRef<Val> a, ArrayRef<Val> b,
+                       MutableArrayRef<Val> sums, Type element) {
+  // The operation wants pairs of f16, but words of bf16.
+  Type word = element.isBF16() ? k.i32Type() : VectorType::get({2}, element);
+  NVVM::MMATypes type =
+      element.isBF16() ? NVVM::MMATypes::bf16 : NVVM::MMATypes::f16;
+  auto valuesOf = [&](ArrayRef<Val> words) {
+    SmallVector<Value> values;
+    for (Val value : words)
+      values.push_back(k.bitcast(value, word).value);
+    return values;
+  };
+  auto result = LLVM::LLVMStructType::getLiteral(
+      k.b.getContext(), SmallVector<Type>(4, k.f32Type()));
+  for (int64_t half = 0; half < 2; ++half) {
+    SmallVector<Value> before;
+    for (Val value : sums.slice(4 * half, 4))
+      before.push_back(value.value);
+    Value made = NVVM::MmaOp::create(
+        k.b, k.loc, result, valuesOf(a), valuesOf(b.slice(2 * half, 2)), before,
+        ArrayRef<int64_t>{16, 8, 16}, std::nullopt, std::nullopt,
+        std::array<NVVM::MMATypes, 2>{type, type},
+        std::array<NVVM::MMALayout, 2>{NVVM::MMALayout::row,
+                                       NVVM::MMALayout::col});
+    for (int64_t i = 0; i < 4; ++i)
+      sums[4 * half + i] =
+          k.wrap(LLVM::ExtractValueOp::create(k.b, k.loc, made, i));
+  }
 }
 
 //===----------------------------------------------------------------------===//
@@ -145,7 +211,7 @@ void corey::setRegisters(KernelBuilder &k, int64_t count, bool isMore) {
 }
 
 //===----------------------------------------------------------------------===//
-// Products
+// Products of a warp group
 //===----------------------------------------------------------------------===//
 
 Val corey::tileDescriptor(KernelBuilder &k, Val address, bool isTransposed) {

@@ -4,10 +4,11 @@
 //
 //===----------------------------------------------------------------------===//
 //
-// What kernels for sm_90a need beyond KernelBuilder: matrix products of a warp
-// group (wgmma: four warps whose first has a number divisible by four), the
-// tiles they read, and the barriers by which groups of different roles hand
-// tiles on. The PTX manual is the source of layouts and limits.
+// What kernels on tensor cores need beyond KernelBuilder: tiles in shared
+// memory, matrix products of a warp (mma.sync) and, for sm_90a alone, those of
+// a warp group (wgmma: four warps whose first has a number divisible by four)
+// with the barriers by which groups of different roles hand tiles on. The PTX
+// manual is the source of layouts and limits.
 //
 //===----------------------------------------------------------------------===//
 
@@ -43,17 +44,43 @@ Val tilePiece(KernelBuilder &k, Val tile, Val row, Val piece);
 /// the address `to`.
 void copyAsync16(KernelBuilder &k, Val to, int64_t toOffset, Val from,
                  Val count = Val());
+/// Ends a group of the thread's copies.
+void commitCopies(KernelBuilder &k);
+/// Waits until at most `pending` of its groups are under way.
+void waitCopies(KernelBuilder &k, int64_t pending);
 
 /// Four 8 x 8 matrices of 16-bit elements between shared memory and registers:
 /// lane i has the address of row i % 8 of matrix i / 8, and gets elements
 /// (i / 4, 2 (i % 4)) and the next one of each; `isTransposed` of the transpose
-/// in place of that.
-Vals loadMatrices(KernelBuilder &k, Val address, bool isTransposed);
+/// in place of that. `offset` is added to the address. Stores need sm_90.
+Vals loadMatrices(KernelBuilder &k, Val address, bool isTransposed,
+                  int64_t offset = 0);
 void storeMatrices(KernelBuilder &k, Val address, llvm::ArrayRef<Val> words,
                    bool isTransposed);
 
-/// Products of the two halves of words.
-Val multiplyPairs(KernelBuilder &k, Val a, Val b, mlir::Type element);
+/// Products of the two halves of words; before sm_90 `isFused`, as those of
+/// bf16 are part of sums only.
+Val multiplyPairs(KernelBuilder &k, Val a, Val b, mlir::Type element,
+                  bool isFused = false);
+
+//===--- Products of a warp
+//--------------------------------------------------------------===//
+
+/// How a lane reads parts of 16 x 16 of the tile at an address: four matrices
+/// of 8 x 8, of which the second is to the right of the first or below it.
+/// The lane's address in parts at the tile's left edge.
+Val tilePart(KernelBuilder &k, Val tile, bool isSecondBelow);
+/// The part `column` elements, a multiple of 16, from the edge, and `offset`
+/// bytes, of whole rows by 8, below. The next 64 columns are a tile of
+/// `tileRows` rows further on.
+Vals loadPart(KernelBuilder &k, Val part, int64_t column, int64_t offset,
+              int64_t tileRows, bool isTransposed);
+
+/// Adds a product of 16 x 16 times 16 x 16 to accumulators of f32. Operands and
+/// accumulators are in registers as those of startProducts(), whose `columns`
+/// would be 16; of `b` the rows are the operand's columns.
+void addProduct(KernelBuilder &k, llvm::ArrayRef<Val> a, llvm::ArrayRef<Val> b,
+                llvm::MutableArrayRef<Val> sums, mlir::Type element);
 
 //===--- Barriers
 //--------------------------------------------------------------===//
@@ -85,7 +112,7 @@ void raiseFlag(KernelBuilder &k, Val flag, Val data,
 /// The thread's group of warps gives registers back, or waits for more.
 void setRegisters(KernelBuilder &k, int64_t count, bool isMore);
 
-//===--- Products
+//===--- Products of a warp group
 //--------------------------------------------------------------===//
 
 /// An operand in shared memory, made of tiles of 64 rows.

@@ -114,6 +114,8 @@ Status Device::initialize(int ordinal) {
   // Instructions of one architecture only, such as wgmma, need the suffix.
   if (props.major >= 9)
     target += "a";
+  if (const char *chip = std::getenv("COREY_CUDA_CHIP"))
+    target = chip;
   CUcontext made = nullptr;
   if (Status status = check(*api, api->cuDevicePrimaryCtxRetain(&made, device),
                             what + ": its primary context");

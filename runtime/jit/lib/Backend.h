@@ -128,9 +128,10 @@ void setPipelineOptions(Options &pipeline, const CompileOptions &options,
 /// What scanVariants() knows of each kind.
 std::vector<scheduler::Variant>
 scanVariantsOnCPU(const scheduler::Problem &problem);
-/// `isForTensorCores` is false for an op that is not, whatever its sizes.
+/// With code for `chip`. `isForTensorCores` is false for an op that is not,
+/// whatever its sizes.
 std::vector<scheduler::Variant>
-scanVariantsOnCUDA(const scheduler::Problem &problem,
+scanVariantsOnCUDA(const scheduler::Problem &problem, llvm::StringRef chip,
                    bool isForTensorCores = true);
 
 std::shared_ptr<Backend> createCPUBackend();

@@ -176,9 +176,9 @@ public:
   std::vector<scheduler::Variant>
   variantsOf(mlir::Operation *scan,
              const scheduler::Problem &problem) const override {
-    return scanVariantsOnCUDA(
-        problem, problem.op != scheduler::OpKind::SSD ||
-                     (hasWarpGroups(gpu->chip()) && isForTensorCores(scan)));
+    return scanVariantsOnCUDA(problem, gpu->chip(),
+                              problem.op != scheduler::OpKind::SSD ||
+                                  isForTensorCores(scan));
   }
 
   Status check(const CompileOptions &options) const override {
@@ -236,7 +236,7 @@ Expected<std::shared_ptr<Backend>> corey::createCUDABackend(int ordinal) {
 
 std::vector<scheduler::Variant>
 corey::scanVariantsOnCUDA(const scheduler::Problem &problem,
-                          bool isForTensorCores) {
+                          llvm::StringRef chip, bool isForTensorCores) {
   // A multiple of this is no chunk, but the whole of any sequence.
   constexpr int64_t kNoChunk = int64_t(1) << 40;
   if (problem.op == scheduler::OpKind::SSD) {
@@ -245,8 +245,10 @@ corey::scanVariantsOnCUDA(const scheduler::Problem &problem,
     bool is16Bit =
         isForTensorCores && (problem.type == scheduler::ElementType::F16 ||
                              problem.type == scheduler::ElementType::BF16);
-    if (auto info =
-            getSSDTensorVariant(is16Bit, problem.headDim, problem.states)) {
+    if (auto info = getSSDTensorVariant(
+            getChipFeatures(chip), is16Bit,
+            problem.channels / std::max<int64_t>(problem.groups, 1),
+            problem.headDim, problem.states)) {
       variant.name = info->name.str();
       variant.itemChannels = info->channels;
       variant.tile = variant.granularity = info->tile;

@@ -9,6 +9,7 @@
 #include "corey/Analysis/FusionScore.h"
 #include "corey/Analysis/RegionCost.h"
 #include "corey/Device/CPU.h"
+#include "corey/Device/CUDA.h"
 #include "corey/Device/RuntimeABI.h"
 #include "corey/Dialect/SSM/IR/SSMOps.h"
 #include "corey/Dialect/SSM/Transforms/Passes.h"
@@ -615,8 +616,11 @@ scheduler::Device Context::schedulerDevice() const {
 
 std::vector<scheduler::Variant>
 corey::scanVariants(Device::Kind kind, const scheduler::Problem &problem) {
-  return kind == Device::CUDA ? scanVariantsOnCUDA(problem)
-                              : scanVariantsOnCPU(problem);
+  if (kind != Device::CUDA)
+    return scanVariantsOnCPU(problem);
+  // Of the first device, if there is one.
+  Expected<std::shared_ptr<cuda::Device>> first = cuda::Device::get(0);
+  return scanVariantsOnCUDA(problem, first ? (*first)->chip() : "sm_90a");
 }
 
 /// The sizes of a scan and the kernels there are for it.

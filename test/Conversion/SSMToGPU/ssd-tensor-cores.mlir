@@ -1,12 +1,13 @@
-// Lowering of ssm.ssd to products of warp groups, where there are such: kernels
-// for few tokens as elsewhere, one for the states at the ends of segments and
-// one for all else.
+// Lowering of ssm.ssd to tensor cores, by products of warp groups where there are
+// such, else of warps: kernels for few tokens as elsewhere, one for the states at
+// the ends of segments and one for all else.
 
 // RUN: corey-opt %s --split-input-file --ssm-bind-chunks --convert-ssm-to-gpu="chip=sm_90a" --canonicalize | FileCheck %s
-// RUN: corey-opt %s --split-input-file --ssm-bind-chunks --convert-ssm-to-gpu="chip=sm_80" | FileCheck %s --check-prefix=GENERIC
+// RUN: corey-opt %s --split-input-file --ssm-bind-chunks --convert-ssm-to-gpu="chip=sm_80" --canonicalize | FileCheck %s --check-prefix=WARPS
+// RUN: corey-opt %s --split-input-file --ssm-bind-chunks --convert-ssm-to-gpu="chip=sm_86" --canonicalize | FileCheck %s --check-prefix=SMALL
+// RUN: corey-opt %s --split-input-file --ssm-bind-chunks --convert-ssm-to-gpu="chip=sm_90" --canonicalize | FileCheck %s --check-prefix=OVERLAP
 // RUN: corey-opt %s --split-input-file --corey-gpu-pipeline="chip=sm_90a" -o /dev/null
-
-// GENERIC-NOT: @ssd_tensor
+// RUN: corey-opt %s --split-input-file --corey-gpu-pipeline="chip=sm_80" -o /dev/null
 
 // The states: registers of one product at a time, no weights M.
 // CHECK-LABEL: gpu.func @ssd_segment_states(
@@ -46,8 +47,57 @@
 // CHECK: scf.if
 // CHECK: gpu.launch_func @kernels::@ssd_segment_states
 // CHECK: gpu.launch_func @kernels::@ssd_tensor
-// GENERIC-LABEL: func.func @chunked(
-// GENERIC: gpu.launch_func @kernels::@ssd_carry
+
+// Warps that are all alike, of as many heads as fit. Copies and factors of the
+// first tile come before the loop, those of others a tile ahead.
+// WARPS-LABEL: gpu.func @ssd_segment_states(
+// WARPS-NOT: griddepcontrol
+// WARPS: cp.async.cg.shared.global
+// WARPS: cp.async.commit_group
+// WARPS: cp.async.wait_group
+// WARPS-NEXT: nvvm.barrier
+// WARPS: cp.async.commit_group
+// WARPS-COUNT-4: ldmatrix.sync.aligned.m8n8.x4.trans
+// WARPS: fma.rn.bf16x2
+// WARPS: ldmatrix.sync.aligned.m8n8.x4.trans
+// WARPS: nvvm.mma.sync
+// WARPS-LABEL: gpu.func @ssd_reset(
+// WARPS-LABEL: gpu.func @ssd_tensor(
+// WARPS-SAME: known_block_size = array<i32: 384, 1, 1>
+// WARPS: cp.async.wait_group 0
+// WARPS-NEXT: nvvm.barrier
+// C B^T and M, whose squares the last warps have fewer of; S C^T.
+// WARPS: nvvm.mma.sync
+// WARPS: ldmatrix.sync.aligned.m8n8.x4.shared
+// WARPS: nvvm.mma.sync
+// x^T M^T, of squares up to the diagonal, once M is there.
+// WARPS: nvvm.barrier
+// WARPS: ldmatrix.sync.aligned.m8n8.x4.trans
+// WARPS-COUNT-8: nvvm.mma.sync
+// WARPS: ldmatrix.sync.aligned.m8n8.x4.trans
+// WARPS-COUNT-6: nvvm.mma.sync
+// WARPS: ldmatrix.sync.aligned.m8n8.x4.trans
+// WARPS-COUNT-4: nvvm.mma.sync
+// WARPS: ldmatrix.sync.aligned.m8n8.x4.trans
+// WARPS-COUNT-2: nvvm.mma.sync
+// x^T B.
+// WARPS: fma.rn.bf16x2
+// WARPS: nvvm.mma.sync
+// WARPS-NOT: stmatrix
+// WARPS-NOT: mbarrier
+// WARPS-LABEL: func.func @chunked(
+// WARPS: gpu.launch_func @kernels::@ssd_segment_states
+// WARPS: gpu.launch_func @kernels::@ssd_tensor
+
+// SMALL-LABEL: gpu.func @ssd_tensor(
+// SMALL-SAME: known_block_size = array<i32: 128, 1, 1>
+
+// OVERLAP-LABEL: gpu.func @ssd_segment_states(
+// OVERLAP: nvvm.griddepcontrol wait
+// OVERLAP: nvvm.griddepcontrol launch_dependents
+// OVERLAP-LABEL: gpu.func @ssd_tensor(
+// OVERLAP: nvvm.griddepcontrol launch_dependents
+// OVERLAP: nvvm.mma.sync
 func.func @chunked(%x: tensor<?x?x8x64xbf16>, %dt: tensor<?x?x8xbf16>, %A: tensor<8xf32>, %B: tensor<?x?x1x128xbf16>,
                    %s0: tensor<?x8x64x128xf32>) -> (tensor<?x?x8x64xbf16>, tensor<?x8x64x128xf32>) {
   %y, %s = ssm.ssd %x dt(%dt : tensor<?x?x8xbf16>) A(%A : tensor<8xf32>) B(%B) C(%B)
@@ -67,6 +117,12 @@ func.func @chunked(%x: tensor<?x?x8x64xbf16>, %dt: tensor<?x?x8xbf16>, %A: tenso
 // CHECK-COUNT-2: m64n128k16.f32.f16.f16
 // CHECK-LABEL: func.func @wide(
 // CHECK: gpu.launch_func @kernels::@ssd_tensor
+// WARPS-LABEL: gpu.func @ssd_tensor(
+// WARPS-SAME: known_block_size = array<i32: 128, 1, 1>
+// WARPS: nvvm.mma.sync {{.*}} : (vector<2xf16>, vector<2xf16>, f32)
+// Two tiles of that do not fit a block of a small chip.
+// SMALL-LABEL: func.func @wide(
+// SMALL-NOT: @ssd_tensor
 func.func @wide(%x: tensor<2x300x8x128xf16>, %decay: tensor<2x300x8xf32>, %B: tensor<2x300x2x256xf16>)
     -> tensor<2x300x8x128xf16> {
   %y = ssm.ssd %x decay(%decay : tensor<2x300x8xf32>) B(%B) C(%B)
@@ -80,6 +136,8 @@ func.func @wide(%x: tensor<2x300x8x128xf16>, %decay: tensor<2x300x8xf32>, %B: te
 // and inputs that the kernel computes itself.
 // CHECK-LABEL: func.func @f32(
 // CHECK-NOT: @ssd_tensor
+// WARPS-LABEL: func.func @f32(
+// WARPS-NOT: @ssd_tensor
 func.func @f32(%x: tensor<?x?x8x64xf32>, %decay: tensor<?x?x8xf32>, %B: tensor<?x?x1x128xf32>) -> tensor<?x?x8x64xf32> {
   %y = ssm.ssd %x decay(%decay : tensor<?x?x8xf32>) B(%B) C(%B)
       : tensor<?x?x8x64xf32>, tensor<?x?x1x128xf32>, tensor<?x?x1x128xf32> -> tensor<?x?x8x64xf32>

@@ -60,16 +60,29 @@ struct ScanVariantInfo {
 std::vector<ScanVariantInfo> getScanVariants(int64_t channels, int64_t groups,
                                              int64_t states);
 
-/// The kernels of an ssd on tensor cores, by the type of its activations and
-/// the sizes of a head; none where those are not for them. A chunk is a
-/// multiple of the tile: what is not is rounded up.
-std::optional<ScanVariantInfo>
-getSSDTensorVariant(bool is16Bit, int64_t channels, int64_t states);
+/// What kernels ask of a chip, such as "sm_90a".
+struct ChipFeatures {
+  /// The tensor cores take products of groups of warps (wgmma), and threads
+  /// may trade registers.
+  bool hasWarpGroups = false;
+  /// Kernels may start before their predecessors end.
+  bool hasDependentLaunches = false;
+  /// Shared memory that a block of threads may have.
+  int64_t sharedBytes = 99 << 10;
+};
+ChipFeatures getChipFeatures(llvm::StringRef chip);
 
-/// Whether the tensor cores of `chip` take products of groups of warps.
-bool hasWarpGroups(llvm::StringRef chip);
-/// Whether `op`, an ssm.ssd, alone or in its fused region, is for them: its
-/// activations have one type and lie in memory, in whole vectors.
+/// The kernels of an ssd on the tensor cores of `chip`, by the type of its
+/// activations, the heads that share B and C and the sizes of a head; none
+/// where those are not for them. "tensor_core" has products of groups of warps,
+/// "mma_sync" those of single ones. A chunk is a multiple of the tile: what is
+/// not is rounded up.
+std::optional<ScanVariantInfo>
+getSSDTensorVariant(const ChipFeatures &chip, bool is16Bit,
+                    int64_t headsOfGroup, int64_t channels, int64_t states);
+
+/// Whether `op`, an ssm.ssd, alone or in its fused region, is for tensor cores:
+/// its activations have one type and lie in memory, in whole vectors.
 bool isForTensorCores(mlir::Operation *op);
 
 } // namespace corey

@@ -11,6 +11,8 @@
 //   COREY_CUDA_DRIVER  path of the driver's library (default libcuda.so.1)
 //   COREY_CUBLASLT     path of cuBLASLt's library (default libcublasLt.so.13,
 //                      then .12, then without a number); "off" for none
+//   COREY_CUDA_CHIP    chip to make code for in place of the device's own, such
+//                      as sm_80: one whose code the device runs, to test it
 //   COREY_CACHE_DIR    folder of compiled kernels, see loadModule()
 //
 // Addresses in device memory are void *, sizes are bytes unless stated, and a
@@ -94,7 +96,8 @@ public:
 
   int ordinal() const { return number; }
   const DeviceProperties &properties() const { return props; }
-  /// As PTX and LLVM name the target: "sm_90a", "sm_100a", "sm_80".
+  /// As PTX and LLVM name the target: "sm_90a", "sm_100a", "sm_80"; what
+  /// COREY_CUDA_CHIP says, if it is set.
   const std::string &chip() const { return target; }
   Expected<size_t> freeMemory() const;
   /// Waits for everything on the device.
