@@ -46,8 +46,7 @@ struct OutlineEqualLoops
         std::string text;
         llvm::raw_string_ostream os(text);
         outlined->print(os, OpPrintingFlags().useLocalScope());
-        groups[StringAttr::get(&getContext(), text)].push_back(
-            std::move(nest));
+        groups[StringAttr::get(&getContext(), text)].push_back(std::move(nest));
       }
     }
     SymbolTable symbols(module);

@@ -25,12 +25,12 @@ using namespace mlir;
 static llvm::hash_code hashOf(Operation *op) {
   llvm::hash_code hash = 0;
   op->walk<WalkOrder::PreOrder>([&](Operation *inner) {
-    hash = llvm::hash_combine(
-        hash, inner->getName(), inner->getAttrDictionary(),
-        llvm::hash_combine_range(inner->result_type_begin(),
-                                 inner->result_type_end()),
-        llvm::hash_combine_range(inner->operand_type_begin(),
-                                 inner->operand_type_end()));
+    hash =
+        llvm::hash_combine(hash, inner->getName(), inner->getAttrDictionary(),
+                           llvm::hash_combine_range(inner->result_type_begin(),
+                                                    inner->result_type_end()),
+                           llvm::hash_combine_range(inner->operand_type_begin(),
+                                                    inner->operand_type_end()));
   });
   return hash;
 }
@@ -58,14 +58,12 @@ struct Copy {
   SmallVector<Value> external;
 };
 
-struct OutlineRepeats
-    : public corey::impl::OutlineRepeatsBase<OutlineRepeats> {
+struct OutlineRepeats : public corey::impl::OutlineRepeatsBase<OutlineRepeats> {
   using Base::Base;
 
   void runOnOperation() override {
     SymbolTable symbols(getOperation());
-    SmallVector<func::FuncOp> functions(
-        getOperation().getOps<func::FuncOp>());
+    SmallVector<func::FuncOp> functions(getOperation().getOps<func::FuncOp>());
     for (func::FuncOp function : functions)
       if (!function.isExternal())
         outline(function, symbols);
@@ -126,38 +124,36 @@ private:
       other.external.push_back(b);
       return a.getType() == b.getType();
     };
-    std::function<bool(Operation *, Operation *)> isSameOp =
-        [&](Operation *a, Operation *b) {
-          if (a->getName() != b->getName() ||
-              a->getAttrDictionary() != b->getAttrDictionary() ||
-              a->getNumOperands() != b->getNumOperands() ||
-              a->getResultTypes() != b->getResultTypes() ||
-              a->getNumRegions() != b->getNumRegions() ||
-              a->getNumSuccessors() || b->getNumSuccessors())
+    std::function<bool(Operation *, Operation *)> isSameOp = [&](Operation *a,
+                                                                 Operation *b) {
+      if (a->getName() != b->getName() ||
+          a->getAttrDictionary() != b->getAttrDictionary() ||
+          a->getNumOperands() != b->getNumOperands() ||
+          a->getResultTypes() != b->getResultTypes() ||
+          a->getNumRegions() != b->getNumRegions() || a->getNumSuccessors() ||
+          b->getNumSuccessors())
+        return false;
+      for (auto [x, y] : llvm::zip_equal(a->getOperands(), b->getOperands()))
+        if (!isSame(x, y))
+          return false;
+      mapAll(a->getResults(), b->getResults());
+      for (auto [x, y] : llvm::zip_equal(a->getRegions(), b->getRegions())) {
+        if (!llvm::hasNItemsOrLess(x, 1) || !llvm::hasNItemsOrLess(y, 1) ||
+            x.empty() != y.empty())
+          return false;
+        if (x.empty())
+          continue;
+        Block &s = x.front(), &t = y.front();
+        if (s.getArgumentTypes() != t.getArgumentTypes() ||
+            s.getOperations().size() != t.getOperations().size())
+          return false;
+        mapAll(s.getArguments(), t.getArguments());
+        for (auto [p, q] : llvm::zip_equal(s, t))
+          if (!isSameOp(&p, &q))
             return false;
-          for (auto [x, y] : llvm::zip_equal(a->getOperands(),
-                                             b->getOperands()))
-            if (!isSame(x, y))
-              return false;
-          mapAll(a->getResults(), b->getResults());
-          for (auto [x, y] : llvm::zip_equal(a->getRegions(),
-                                             b->getRegions())) {
-            if (!llvm::hasNItemsOrLess(x, 1) || !llvm::hasNItemsOrLess(y, 1) ||
-                x.empty() != y.empty())
-              return false;
-            if (x.empty())
-              continue;
-            Block &s = x.front(), &t = y.front();
-            if (s.getArgumentTypes() != t.getArgumentTypes() ||
-                s.getOperations().size() != t.getOperations().size())
-              return false;
-            mapAll(s.getArguments(), t.getArguments());
-            for (auto [p, q] : llvm::zip_equal(s, t))
-              if (!isSameOp(&p, &q))
-                return false;
-          }
-          return true;
-        };
+      }
+      return true;
+    };
     for (auto [a, b] : llvm::zip_equal(first.ops, other.ops))
       if (!isSameOp(a, b))
         return false;
@@ -178,9 +174,9 @@ private:
     SmallVector<Copy> copies;
     int64_t size = 0;
     for (size_t i = 0; i < repeat.copies; ++i)
-      copies.push_back({ArrayRef(ops).slice(repeat.begin + i * repeat.length,
-                                            repeat.length),
-                        {}});
+      copies.push_back(
+          {ArrayRef(ops).slice(repeat.begin + i * repeat.length, repeat.length),
+           {}});
     for (Operation *op : copies[0].ops)
       op->walk([&](Operation *) { ++size; });
     if (size < minOps)
@@ -279,8 +275,8 @@ private:
           if (function->isAncestor(value.getParentRegion()->getParentOp()))
             continue;
           if (!constantOf(value)) {
-            operand.set(body->getArgument(
-                static_cast<unsigned>(argumentOfUse[use++])));
+            operand.set(
+                body->getArgument(static_cast<unsigned>(argumentOfUse[use++])));
             continue;
           }
           Operation *constant = value.getDefiningOp();
@@ -311,7 +307,8 @@ private:
     }
     for (auto [copy, call] : llvm::zip_equal(copies, calls))
       for (auto [n, result] : llvm::enumerate(results))
-        copy.ops[result.first]->getResult(result.second)
+        copy.ops[result.first]
+            ->getResult(result.second)
             .replaceAllUsesWith(call.getResult(static_cast<unsigned>(n)));
     for (const Copy &copy : copies)
       for (Operation *op : llvm::reverse(copy.ops))

@@ -187,8 +187,8 @@ int corey::runLM(int argc, char **argv) {
   DType type = onDevice ? DType::F16 : DType::F32;
   if (!dtype.empty()) {
     Expected<DType> given = dtypeFromName(dtype);
-    if (!given || (*given != DType::F32 && *given != DType::F16 &&
-                   *given != DType::BF16))
+    if (!given ||
+        (*given != DType::F32 && *given != DType::F16 && *given != DType::BF16))
       return refuse("--dtype: expected f32, f16 or bf16, got '" + dtype + "'");
     type = *given;
   }
@@ -242,29 +242,29 @@ int corey::runLM(int argc, char **argv) {
         if (Status status = benchmark.measure(settings); !status)
           return reportError(kTool, status);
         double head = static_cast<double>(info.vocabSize * info.hiddenSize);
-        double flops = 2 * ((matrices - head) * static_cast<double>(prompt) +
-                            head) *
-                       static_cast<double>(batch);
+        double flops =
+            2 * ((matrices - head) * static_cast<double>(prompt) + head) *
+            static_cast<double>(batch);
         double bytes = static_cast<double>(info.weightBytes);
         for (Setting &each : settings) {
           double prefillMs = median(each.prefillMs),
                  decodeMs = median(each.decodeMs),
                  totalMs = median(each.totalMs);
           double tokenMs = generate > 1 ? decodeMs / (generate - 1) : NAN;
-          double prefillFloor =
-                     machine ? std::max(flops / (2 * machine->matrix),
-                                        bytes / machine->bytes) *
-                                   1e3
-                             : NAN,
+          double prefillFloor = machine
+                                    ? std::max(flops / (2 * machine->matrix),
+                                               bytes / machine->bytes) *
+                                          1e3
+                                    : NAN,
                  tokenFloor = machine ? bytes / machine->bytes * 1e3 : NAN;
           if (print)
             llvm::outs() << llvm::left_justify(name, 14) << " "
                          << llvm::left_justify(dtypeName(type), 5)
                          << llvm::format(" %6ld %5ld ", prompt, batch)
                          << llvm::left_justify(each.policy, 13)
-                         << llvm::format(
-                                "%10.3f %9.4f %9.3f  %15.3f %6.4f\n", prefillMs,
-                                tokenMs, totalMs, prefillFloor, tokenFloor);
+                         << llvm::format("%10.3f %9.4f %9.3f  %15.3f %6.4f\n",
+                                         prefillMs, tokenMs, totalMs,
+                                         prefillFloor, tokenFloor);
           llvm::outs().flush();
           auto [prefillLow, prefillHigh] = quartiles(each.prefillMs);
           auto [totalLow, totalHigh] = quartiles(each.totalMs);

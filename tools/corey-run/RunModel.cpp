@@ -1,4 +1,5 @@
-//===- RunModel.cpp - Runs language models ---------------------------------===//
+//===- RunModel.cpp - Runs language models
+//---------------------------------===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
@@ -49,9 +50,8 @@ static Status needsBytes(const Model &model, const char *option) {
       "; give numbers of tokens with --ids");
 }
 
-static Expected<std::vector<int32_t>> tokensOf(const Model &model,
-                                               const ModelRun &run,
-                                               llvm::StringRef text) {
+static Expected<std::vector<int32_t>>
+tokensOf(const Model &model, const ModelRun &run, llvm::StringRef text) {
   if (!run.promptsAreIds) {
     if (Status status = needsBytes(model, "--prompt"); !status)
       return status;
@@ -231,8 +231,7 @@ static Status evaluate(Model &model, const ModelRun &run,
                             {"perplexity", std::exp(mean)},
                             {"ms", ms}};
     if (!run.promptsAreIds) {
-      llvm::outs() << llvm::format(", %.5f bits a byte",
-                                   mean / std::log(2.0));
+      llvm::outs() << llvm::format(", %.5f bits a byte", mean / std::log(2.0));
       file["bits_per_byte"] = mean / std::log(2.0);
     }
     llvm::outs() << llvm::format(" (%.0f tokens/s)\n",
@@ -324,16 +323,17 @@ private:
     if (!ids)
       return ids.takeStatus();
     if (ids->dtype() != DType::I32 || ids->rank() != 1)
-      return Status::invalidArgument(key + ".input_ids: expected i32 of one "
-                                           "axis, got " +
+      return Status::invalidArgument(key +
+                                     ".input_ids: expected i32 of one "
+                                     "axis, got " +
                                      ids->describe());
     std::vector<int32_t> tokens(ids->dataAs<int32_t>(),
                                 ids->dataAs<int32_t>() + ids->numElements());
     double largest = 0;
-    for (auto [name, count] : {std::pair<const char *, int64_t>{
-                                   ".logits_last", 1},
-                               {".logits_tail64", 64},
-                               {".logits_tail64_f64", 64}}) {
+    for (auto [name, count] :
+         {std::pair<const char *, int64_t>{".logits_last", 1},
+          {".logits_tail64", 64},
+          {".logits_tail64_f64", 64}}) {
       if (!file.contains(key + name))
         continue;
       Expected<Tensor> logits = model.logits(tokens, count);

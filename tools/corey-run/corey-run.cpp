@@ -65,16 +65,15 @@ struct ModelFlags {
   cl::list<std::string> prompts{
       "prompt", cl::desc("Text to continue; several are one batch"),
       cl::value_desc("text"), cl::cat(category)};
-  cl::list<std::string> promptFiles{
-      "prompt-file", cl::desc("File of a text to continue"),
-      cl::value_desc("file"), cl::cat(category)};
+  cl::list<std::string> promptFiles{"prompt-file",
+                                    cl::desc("File of a text to continue"),
+                                    cl::value_desc("file"), cl::cat(category)};
   cl::list<std::string> ids{
       "ids",
       cl::desc("Prompt as numbers of tokens, separated by commas or spaces; "
                "for models whose tokens are not bytes"),
       cl::value_desc("n,n,..."), cl::cat(category)};
-  cl::opt<int> count{"generate",
-                     cl::desc("Tokens to generate (default 64)"),
+  cl::opt<int> count{"generate", cl::desc("Tokens to generate (default 64)"),
                      cl::init(64), cl::cat(category)};
   cl::opt<int> batch{"batch", cl::desc("Run every prompt so often at a time"),
                      cl::init(1), cl::cat(category)};
@@ -118,8 +117,7 @@ struct ModelFlags {
   cl::list<std::string> more{cl::Positional, cl::desc("[more files to judge]"),
                              cl::cat(category)};
   cl::opt<int> window{
-      "window",
-      cl::desc("Judge each token from a sliding window of so many"),
+      "window", cl::desc("Judge each token from a sliding window of so many"),
       cl::init(0), cl::cat(category)};
   cl::opt<int> stride{
       "stride", cl::desc("Tokens between windows (default half a window)"),
@@ -128,9 +126,9 @@ struct ModelFlags {
       "golden-model",
       cl::desc("Compare with reference logits, greedy tokens and likelihoods"),
       cl::value_desc("file"), cl::cat(category)};
-  cl::opt<std::string> loadStates{
-      "load-states", cl::desc("Continue what --save-states left"),
-      cl::value_desc("file"), cl::cat(category)};
+  cl::opt<std::string> loadStates{"load-states",
+                                  cl::desc("Continue what --save-states left"),
+                                  cl::value_desc("file"), cl::cat(category)};
   cl::opt<std::string> saveStates{
       "save-states", cl::desc("Write the states behind what was generated"),
       cl::value_desc("file"), cl::cat(category)};
@@ -148,8 +146,7 @@ struct ModelFlags {
   Expected<ModelRun> parse() const {
     ModelRun run;
     if (!ids.empty() && !(prompts.empty() && promptFiles.empty()))
-      return Status::invalidArgument(
-          "expected --ids or texts, got both");
+      return Status::invalidArgument("expected --ids or texts, got both");
     run.promptsAreIds = !ids.empty();
     run.prompts.assign(prompts.begin(), prompts.end());
     for (const std::string &path : promptFiles) {
@@ -168,8 +165,8 @@ struct ModelFlags {
     if (!eval.empty())
       run.evalFiles.insert(run.evalFiles.end(), more.begin(), more.end());
     else if (!more.empty())
-      return Status::invalidArgument(
-          "expected one program or folder, got '" + more.front() + "' too");
+      return Status::invalidArgument("expected one program or folder, got '" +
+                                     more.front() + "' too");
     if (run.prompts.empty() && run.evalFiles.empty() && golden.empty())
       return Status::invalidArgument(
           "expected --prompt, --prompt-file, --ids, --eval or --golden-model "
@@ -200,11 +197,11 @@ struct ModelFlags {
       if (text.empty())
         continue;
       Expected<DType> type = dtypeFromName(text);
-      if (!type || (*type != DType::F32 && *type != DType::F16 &&
-                    *type != DType::BF16))
-        return Status::invalidArgument(
-            "--" + std::string(name) + ": expected f32, f16 or bf16, got '" +
-            text + "'");
+      if (!type ||
+          (*type != DType::F32 && *type != DType::F16 && *type != DType::BF16))
+        return Status::invalidArgument("--" + std::string(name) +
+                                       ": expected f32, f16 or bf16, got '" +
+                                       text + "'");
       if (to)
         run.model.computeType = *type;
       else
@@ -236,9 +233,9 @@ static Expected<Tensor> withLeadingAxes(Tensor tensor,
 
 int corey::coreyRunMain(int argc, char **argv) {
   cl::OptionCategory category("corey-run options");
-  cl::opt<std::string> file(cl::Positional,
-                            cl::desc("<program.mlir or folder of a checkpoint>"),
-                            cl::cat(category));
+  cl::opt<std::string> file(
+      cl::Positional, cl::desc("<program.mlir or folder of a checkpoint>"),
+      cl::cat(category));
   cl::opt<std::string> target("target",
                               cl::desc("Device to run on: cpu (default), cuda "
                                        "or cuda:<n>"),
@@ -382,10 +379,10 @@ int corey::coreyRunMain(int argc, char **argv) {
     return runModel(*context, *run);
   }
   if (const cl::Option *given = flags.given())
-    return reportError(kTool, Status::invalidArgument(
-                                  "--" + given->ArgStr.str() +
-                                  ": expected the folder of a model, got " +
-                                  file));
+    return reportError(kTool,
+                       Status::invalidArgument(
+                           "--" + given->ArgStr.str() +
+                           ": expected the folder of a model, got " + file));
   if (!emit.empty()) {
     auto buffer = llvm::MemoryBuffer::getFile(file);
     if (!buffer)

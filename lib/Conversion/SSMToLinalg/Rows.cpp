@@ -262,13 +262,12 @@ struct ProjectionLowering : public SSMLowering<ProjectionOp> {
         int64_t full = inputs / target.lanes * target.lanes;
         LoopEmitter::Values totals(count, e.scalar(0.0));
         if (full) {
-          LoopEmitter::Values sums =
-              e.forLoop(e.index(0), e.index(full), e.index(target.lanes),
-                        LoopEmitter::Values(count,
-                                            e.constant(0.0, target.lanes)),
-                        [&](Value k, ValueRange sums) {
-                          return addProducts(k, target.lanes, sums);
-                        });
+          LoopEmitter::Values sums = e.forLoop(
+              e.index(0), e.index(full), e.index(target.lanes),
+              LoopEmitter::Values(count, e.constant(0.0, target.lanes)),
+              [&](Value k, ValueRange sums) {
+                return addProducts(k, target.lanes, sums);
+              });
           for (int64_t i = 0; i < count; ++i)
             totals[i] = e.sumLanes(sums[i]);
         }
@@ -299,9 +298,8 @@ struct ProjectionLowering : public SSMLowering<ProjectionOp> {
                    [&](ValueRange ivs) {
                      Value from = e.mul(ivs[0], block);
                      Value to = e.min(e.add(from, block), e.index(together));
-                     e.forLoop(from, to, e.index(kSideBySide), [&](Value m) {
-                       outputsFrom(m, kSideBySide);
-                     });
+                     e.forLoop(from, to, e.index(kSideBySide),
+                               [&](Value m) { outputsFrom(m, kSideBySide); });
                    });
       if (together < outputs)
         outputsFrom(e.index(together), outputs - together);

@@ -86,9 +86,9 @@ StateCache::select(const std::vector<int64_t> &slots) const {
         ++end;
       int64_t count = static_cast<int64_t>(end - i),
               at = static_cast<int64_t>(i);
-      if (Status status = copy->slice(0, at, at + count)
-                              ->copyFrom(*pool.slice(0, slots[i],
-                                                     slots[i] + count));
+      if (Status status =
+              copy->slice(0, at, at + count)
+                  ->copyFrom(*pool.slice(0, slots[i], slots[i] + count));
           !status)
         return status;
       i = end;
@@ -148,9 +148,8 @@ static Status fillZeros(const std::vector<Tensor> &tensors, Device device) {
   if (!gpu)
     return gpu.takeStatus();
   for (const Tensor &tensor : tensors)
-    if (Status status =
-            (*gpu)->memset(tensor.data(), 0,
-                           static_cast<size_t>(tensor.numBytes()), nullptr);
+    if (Status status = (*gpu)->memset(
+            tensor.data(), 0, static_cast<size_t>(tensor.numBytes()), nullptr);
         !status)
       return status;
   return (*gpu)->synchronize();
@@ -255,7 +254,8 @@ int32_t corey::sampleToken(const float *logits, int64_t size,
     double kept = 0;
     size_t count = 0;
     // The one that reaches the bound is still in, so that there is one.
-    while (count < weights.size() && (count == 0 || kept < options.topP * total))
+    while (count < weights.size() &&
+           (count == 0 || kept < options.topP * total))
       kept += weights[count++];
     weights.resize(count);
     total = kept;
@@ -315,6 +315,16 @@ struct Model::Impl {
     cuda::PinnedBuffer tokens;
   };
   std::unique_ptr<Decoder> decoder;
+  /// Prompts of a shape that came before: the second one is captured, and those
+  /// after it launch the graph. On a CUDA device; a few hundred launches take
+  /// the host as long as a short prompt takes the device.
+  struct Prefiller {
+    std::shared_ptr<StateCache::Impl> states;
+    Tensor ids, rows, slots;
+    std::shared_ptr<CapturedRun> graph;
+  };
+  static constexpr size_t kPrefillers = 8;
+  std::vector<Prefiller> prefillers;
   /// For generate() without states.
   StateCache ownStates;
 
@@ -323,10 +333,23 @@ struct Model::Impl {
   Expected<Executable *> getPacked();
   Expected<Tensor> toDevice(const std::vector<int32_t> &values,
                             std::vector<int64_t> shape) const;
+  /// Replaces the elements of an i32 tensor.
+  static Status fill(const Tensor &tensor, const std::vector<int32_t> &values);
   Status checkTokens(const std::vector<int32_t> &tokens) const;
-  Expected<std::vector<int32_t>>
-  checkSlots(const StateCache &states, const std::vector<int64_t> &slots,
-             size_t sequences) const;
+  /// Sequences of one length, one after another in `ids`.
+  Status prefillEqual(const std::vector<int32_t> &ids,
+                      const std::vector<int32_t> &rows,
+                      const std::vector<int32_t> &slots, const Tensor &logits,
+                      const StateCache &states);
+  /// Sequences that begin at `starts` of `ids`.
+  Status prefillPacked(Executable &packed, const std::vector<int32_t> &ids,
+                       const std::vector<int32_t> &starts,
+                       const std::vector<int32_t> &rows,
+                       const std::vector<int32_t> &slots, const Tensor &logits,
+                       const StateCache &states) const;
+  Expected<std::vector<int32_t>> checkSlots(const StateCache &states,
+                                            const std::vector<int64_t> &slots,
+                                            size_t sequences) const;
   /// Runs one of the functions with the states in `pools`.
   static Status run(Executable &executable, const char *function,
                     std::vector<Tensor> inputs, std::vector<Tensor> results,
@@ -340,9 +363,9 @@ struct Model::Impl {
                         const std::function<bool(const int32_t *)> &take);
 
   static Expected<std::shared_ptr<Model>>
-  create(std::shared_ptr<Context> context,
-         const import::ModelConfig &config, const import::TensorIndex &index,
-         const ModelOptions &options, const std::string &name,
+  create(std::shared_ptr<Context> context, const import::ModelConfig &config,
+         const import::TensorIndex &index, const ModelOptions &options,
+         const std::string &name,
          const std::function<Expected<Tensor>(const std::string &)> &find);
 };
 
@@ -394,9 +417,8 @@ Expected<std::shared_ptr<Model>> Model::Impl::create(
     const std::string &name,
     const std::function<Expected<Tensor>(const std::string &)> &find) {
   if (options.segment < 1)
-    return Status::invalidArgument(
-        "segment: expected at least 1 token, got " +
-        std::to_string(options.segment));
+    return Status::invalidArgument("segment: expected at least 1 token, got " +
+                                   std::to_string(options.segment));
   std::shared_ptr<Model> model(new Model);
   Impl &impl = *model->impl;
   impl.context = context;
@@ -563,8 +585,8 @@ Model::random(std::shared_ptr<Context> context, std::string_view preset,
     return Status::invalidArgument(
         std::string("expected weights of f32, f16 or bf16, got ") +
         dtypeName(weightType));
-  Expected<import::ModelConfig> config = import::presetConfig(
-      llvm::StringRef(preset.data(), preset.size()));
+  Expected<import::ModelConfig> config =
+      import::presetConfig(llvm::StringRef(preset.data(), preset.size()));
   if (!config)
     return config.takeStatus();
   import::TensorIndex index = import::makeTensorIndex(*config, weightType);
@@ -572,10 +594,9 @@ Model::random(std::shared_ptr<Context> context, std::string_view preset,
       RandomWeights::create(context->getDevice(), weightType, seed);
   if (!weights)
     return weights.takeStatus();
-  return Impl::create(std::move(context), *config, index, options,
-                      std::string(preset), [&](const std::string &key) {
-                        return weights->make(key, index[key]);
-                      });
+  return Impl::create(
+      std::move(context), *config, index, options, std::string(preset),
+      [&](const std::string &key) { return weights->make(key, index[key]); });
 }
 
 //===----------------------------------------------------------------------===//
@@ -620,14 +641,14 @@ Expected<StateCache> Model::loadStates(const std::string &path) const {
   if (!states)
     return states;
   for (int64_t i = 0; i < sequences; ++i)
-    states->impl->tokens[static_cast<size_t>(i)] =
-        counts->dataAs<int64_t>()[i];
+    states->impl->tokens[static_cast<size_t>(i)] = counts->dataAs<int64_t>()[i];
   for (size_t i = 0; i < impl->pools.size(); ++i) {
     const Tensor &pool = states->impl->pools[i];
     Expected<Tensor> tensor = file->get(impl->pools[i].name);
     if (!tensor)
-      return Status(tensor.status().code(), path + ": expected states of this "
-                                                   "model, got none for '" +
+      return Status(tensor.status().code(), path +
+                                                ": expected states of this "
+                                                "model, got none for '" +
                                                 impl->pools[i].name + "'");
     if (tensor->dtype() != pool.dtype() || tensor->shape() != pool.shape())
       return Status::invalidArgument(
@@ -646,6 +667,15 @@ Expected<Tensor> Model::Impl::toDevice(const std::vector<int32_t> &values,
     return host;
   std::copy(values.begin(), values.end(), host->dataAs<int32_t>());
   return device.kind == Device::CPU ? host : host->to(device);
+}
+
+Status Model::Impl::fill(const Tensor &tensor,
+                         const std::vector<int32_t> &values) {
+  Expected<Tensor> host = Tensor::empty(DType::I32, tensor.shape());
+  if (!host)
+    return host.takeStatus();
+  std::copy(values.begin(), values.end(), host->dataAs<int32_t>());
+  return tensor.copyFrom(*host);
 }
 
 Status Model::Impl::checkTokens(const std::vector<int32_t> &tokens) const {
@@ -710,6 +740,100 @@ Status Model::Impl::run(Executable &executable, const char *function,
   return executable.run(function, inputs, results);
 }
 
+Status Model::Impl::prefillPacked(Executable &packed,
+                                  const std::vector<int32_t> &ids,
+                                  const std::vector<int32_t> &starts,
+                                  const std::vector<int32_t> &rows,
+                                  const std::vector<int32_t> &slots,
+                                  const Tensor &logits,
+                                  const StateCache &states) const {
+  auto sizeOf = [](const std::vector<int32_t> &values) {
+    return static_cast<int64_t>(values.size());
+  };
+  Expected<Tensor> idsTensor = toDevice(ids, {1, sizeOf(ids)});
+  Expected<Tensor> startsTensor = toDevice(starts, {sizeOf(starts)});
+  Expected<Tensor> rowsTensor = toDevice(rows, {sizeOf(rows)});
+  Expected<Tensor> slotsTensor = toDevice(slots, {sizeOf(slots)});
+  for (Expected<Tensor> *each :
+       {&idsTensor, &startsTensor, &rowsTensor, &slotsTensor})
+    if (!*each)
+      return each->takeStatus();
+  return run(packed, "prefill_packed",
+             {*idsTensor, *startsTensor, *rowsTensor, *slotsTensor}, {logits},
+             states.impl->pools);
+}
+
+Status Model::Impl::prefillEqual(const std::vector<int32_t> &ids,
+                                 const std::vector<int32_t> &rows,
+                                 const std::vector<int32_t> &slots,
+                                 const Tensor &logits,
+                                 const StateCache &states) {
+  int64_t batch = static_cast<int64_t>(slots.size()),
+          length = static_cast<int64_t>(ids.size()) / batch,
+          wanted = static_cast<int64_t>(rows.size());
+  auto known = std::find_if(
+      prefillers.begin(), prefillers.end(), [&](const Prefiller &each) {
+        return each.states == states.impl &&
+               each.ids.shape() == std::vector<int64_t>{batch, length} &&
+               each.rows.dim(0) == wanted;
+      });
+  if (known == prefillers.end()) {
+    Prefiller made;
+    made.states = states.impl;
+    Expected<Tensor> idsTensor = toDevice(ids, {batch, length});
+    Expected<Tensor> rowsTensor = toDevice(rows, {wanted});
+    Expected<Tensor> slotsTensor = toDevice(slots, {batch});
+    for (auto [from, to] :
+         {std::pair<Expected<Tensor> *, Tensor *>{&idsTensor, &made.ids},
+          {&rowsTensor, &made.rows},
+          {&slotsTensor, &made.slots}}) {
+      if (!*from)
+        return from->takeStatus();
+      *to = std::move(**from);
+    }
+    if (Status status =
+            run(*executable, "prefill", {made.ids, made.rows, made.slots},
+                {logits}, states.impl->pools);
+        !status)
+      return status;
+    // Policies that decide on data look at each run, which a graph does not.
+    if (device.kind == Device::CUDA && executable->observations().empty()) {
+      if (prefillers.size() >= kPrefillers)
+        prefillers.pop_back();
+      prefillers.insert(prefillers.begin(), std::move(made));
+    }
+    return Status::ok();
+  }
+  // The last one used is the first in the list.
+  std::rotate(prefillers.begin(), known, known + 1);
+  Prefiller &prefiller = prefillers.front();
+  for (auto [values, to] :
+       {std::pair<const std::vector<int32_t> *, Tensor *>{&ids, &prefiller.ids},
+        {&rows, &prefiller.rows},
+        {&slots, &prefiller.slots}})
+    if (Status status = fill(*to, *values); !status)
+      return status;
+  if (!prefiller.graph) {
+    Expected<Tensor> own =
+        Tensor::empty(DType::F32, {wanted, info.vocabSize}, device);
+    if (!own)
+      return own.takeStatus();
+    const std::vector<Tensor> &pools = states.impl->pools;
+    std::vector<Tensor> inputs{prefiller.ids, prefiller.rows, prefiller.slots},
+        outputs{*own};
+    inputs.insert(inputs.end(), pools.begin(), pools.end());
+    outputs.insert(outputs.end(), pools.begin(), pools.end());
+    Expected<std::shared_ptr<CapturedRun>> graph =
+        executable->capture("prefill", inputs, outputs);
+    if (!graph)
+      return graph.takeStatus();
+    prefiller.graph = *graph;
+  }
+  if (Status status = prefiller.graph->launch(); !status)
+    return status;
+  return logits.copyFrom(prefiller.graph->outputs().front());
+}
+
 Expected<Tensor>
 Model::prefill(const TokenSequences &tokens, StateCache &states,
                const std::vector<int64_t> &slots,
@@ -759,8 +883,8 @@ Model::prefill(const TokenSequences &tokens, StateCache &states,
     bool last = false;
     for (size_t i : active) {
       const std::vector<int32_t> &sequence = tokens[i];
-      int64_t take = std::min(
-          share, static_cast<int64_t>(sequence.size()) - done[i]);
+      int64_t take =
+          std::min(share, static_cast<int64_t>(sequence.size()) - done[i]);
       starts.push_back(static_cast<int32_t>(ids.size()));
       ids.insert(ids.end(), sequence.begin() + done[i],
                  sequence.begin() + done[i] + take);
@@ -775,17 +899,6 @@ Model::prefill(const TokenSequences &tokens, StateCache &states,
       rows.resize(1);
     int64_t length = static_cast<int64_t>(ids.size()),
             batch = static_cast<int64_t>(active.size());
-    Expected<Tensor> idsTensor =
-        impl->toDevice(ids, equal ? std::vector<int64_t>{batch, length / batch}
-                                  : std::vector<int64_t>{1, length});
-    Expected<Tensor> rowsTensor =
-        impl->toDevice(rows, {static_cast<int64_t>(rows.size())});
-    Expected<Tensor> slotsTensor = impl->toDevice(where, {batch});
-    Expected<Tensor> startsTensor = impl->toDevice(starts, {batch});
-    for (Expected<Tensor> *each :
-         {&idsTensor, &rowsTensor, &slotsTensor, &startsTensor})
-      if (!*each)
-        return each->takeStatus();
     // Of every sequence, in order: straight to where they belong.
     bool direct = batch == count && last;
     Expected<Tensor> made =
@@ -795,14 +908,11 @@ Model::prefill(const TokenSequences &tokens, StateCache &states,
                                impl->device);
     if (!made)
       return made;
-    Status status =
-        equal ? Impl::run(*impl->executable, "prefill", {*idsTensor, *rowsTensor, *slotsTensor},
-                          {*made}, states.impl->pools)
-              : Impl::run(*packed, "prefill_packed",
-                          {*idsTensor, *startsTensor, *rowsTensor,
-                           *slotsTensor},
-                          {*made}, states.impl->pools);
-    if (!status)
+    if (Status status =
+            equal ? impl->prefillEqual(ids, rows, where, *made, states)
+                  : impl->prefillPacked(*packed, ids, starts, rows, where,
+                                        *made, states);
+        !status)
       return status;
     if (!direct && last)
       for (size_t j = 0; j < active.size(); ++j) {
@@ -836,14 +946,14 @@ Expected<Tensor> Model::decode(const std::vector<int32_t> &tokens,
   int64_t count = static_cast<int64_t>(tokens.size());
   Expected<Tensor> ids = impl->toDevice(tokens, {count, 1});
   Expected<Tensor> where = impl->toDevice(*places, {count});
-  Expected<Tensor> logits = Tensor::empty(
-      DType::F32, {count, impl->info.vocabSize}, impl->device);
+  Expected<Tensor> logits =
+      Tensor::empty(DType::F32, {count, impl->info.vocabSize}, impl->device);
   Expected<Tensor> next = Tensor::empty(DType::I32, {count, 1}, impl->device);
   for (Expected<Tensor> *each : {&ids, &where, &logits, &next})
     if (!*each)
       return each->takeStatus();
-  if (Status status = Impl::run(*impl->executable, "decode", {*ids, *where}, {*logits, *next},
-                                states.impl->pools);
+  if (Status status = Impl::run(*impl->executable, "decode", {*ids, *where},
+                                {*logits, *next}, states.impl->pools);
       !status)
     return status;
   for (int32_t slot : *places)
@@ -863,8 +973,8 @@ Expected<Tensor> Model::Impl::read(const int32_t *tokens, int64_t length,
   for (Expected<Tensor> *each : {&ids, &wanted, &slot, &logits})
     if (!*each)
       return each->takeStatus();
-  if (Status status = run(*executable, "prefill", {*ids, *wanted, *slot}, {*logits},
-                          states.impl->pools);
+  if (Status status = run(*executable, "prefill", {*ids, *wanted, *slot},
+                          {*logits}, states.impl->pools);
       !status)
     return status;
   states.impl->tokens[0] += length;
@@ -951,9 +1061,9 @@ Model::Impl::getDecoder(const StateCache &states, int64_t sequences) {
 /// Steps whose tokens the device chooses: from the tokens in `ids[0]`, `steps`
 /// times, until `take` returns false for the tokens of a step. Unless the
 /// states must be `exact`, a step may already be under way when it does.
-Status Model::Impl::decodeGreedily(
-    Decoder &decoder, int64_t steps, bool exact,
-    const std::function<bool(const int32_t *)> &take) {
+Status
+Model::Impl::decodeGreedily(Decoder &decoder, int64_t steps, bool exact,
+                            const std::function<bool(const int32_t *)> &take) {
   const std::vector<Tensor> &pools = decoder.states->pools;
   if (device.kind == Device::CPU) {
     for (int64_t step = 0; step < steps; ++step) {
@@ -1047,8 +1157,7 @@ Expected<Generation> Model::generate(const TokenSequences &prompts,
       states = std::move(*made);
     }
   }
-  Expected<Tensor> logits =
-      prefill(prompts, states, {}, options.onProgress);
+  Expected<Tensor> logits = prefill(prompts, states, {}, options.onProgress);
   if (!logits)
     return logits.takeStatus();
 
@@ -1073,7 +1182,8 @@ Expected<Generation> Model::generate(const TokenSequences &prompts,
       current[i] = tokens[i];
       result.tokens[i].push_back(tokens[i]);
       ++result.newTokens;
-      ended[i] = std::find(stops.begin(), stops.end(), tokens[i]) != stops.end();
+      ended[i] =
+          std::find(stops.begin(), stops.end(), tokens[i]) != stops.end();
       if (options.onToken &&
           !options.onToken(static_cast<int64_t>(i), tokens[i]))
         ended[i] = true;
@@ -1115,51 +1225,43 @@ Expected<Generation> Model::generate(const TokenSequences &prompts,
     if (!decoder)
       return decoder.takeStatus();
     Impl::Decoder &d = **decoder;
-    auto put = [&](const std::vector<int32_t> &values,
-                   const Tensor &to) -> Status {
-      Expected<Tensor> host = Tensor::empty(DType::I32, to.shape());
-      if (!host)
-        return host.takeStatus();
-      std::copy(values.begin(), values.end(), host->dataAs<int32_t>());
-      return to.copyFrom(*host);
-    };
-    auto count1 = [&](const std::vector<int32_t> &at) {
-      for (int32_t slot : at)
+    auto countTokens = [&] {
+      for (int32_t slot : slots)
         if (slot >= 0)
           ++states.impl->tokens[static_cast<size_t>(slot)];
     };
-    Status status = put(current, d.ids[0]);
+    Status status = Impl::fill(d.ids[0], current);
     if (status)
-      status = put(slots, d.slots);
+      status = Impl::fill(d.slots, slots);
     if (status && options.sampling.temperature == 0) {
       Status inner;
-      status = impl->decodeGreedily(
-          d, options.maxTokens - 1, /*exact=*/given != nullptr,
-          [&](const int32_t *tokens) {
-            count1(slots);
-            left = accept(tokens, changed);
-            if (left && changed)
-              inner = put(slots, d.slots);
-            return left && inner.isOk();
-          });
+      status = impl->decodeGreedily(d, options.maxTokens - 1,
+                                    /*exact=*/given != nullptr,
+                                    [&](const int32_t *tokens) {
+                                      countTokens();
+                                      left = accept(tokens, changed);
+                                      if (left && changed)
+                                        inner = Impl::fill(d.slots, slots);
+                                      return left && inner.isOk();
+                                    });
       if (status && !inner)
         status = inner;
     } else {
       for (int64_t step = 1; status && left; ++step) {
-        status = Impl::run(*impl->executable, "decode", {d.ids[0], d.slots}, {d.logits, d.ids[1]},
-                           states.impl->pools);
+        status = Impl::run(*impl->executable, "decode", {d.ids[0], d.slots},
+                           {d.logits, d.ids[1]}, states.impl->pools);
         if (!status)
           break;
-        count1(slots);
+        countTokens();
         Expected<std::vector<int32_t>> tokens = choose(d.logits, step);
         if (!tokens) {
           status = tokens.status();
           break;
         }
         left = accept(tokens->data(), changed);
-        status = put(current, d.ids[0]);
+        status = Impl::fill(d.ids[0], current);
         if (status && changed)
-          status = put(slots, d.slots);
+          status = Impl::fill(d.slots, slots);
       }
     }
     if (!status)
@@ -1218,8 +1320,8 @@ Expected<std::vector<double>> Model::negativeLogLikelihoods(
         stop = std::min({at + impl->options.segment, judged - 1, end - 1});
         firstRow = stop - 1;
       }
-      Expected<Tensor> logits = impl->read(
-          tokens.data() + at, stop - at, stop - firstRow, *states);
+      Expected<Tensor> logits =
+          impl->read(tokens.data() + at, stop - at, stop - firstRow, *states);
       if (!logits)
         return logits.takeStatus();
       if (stop > judged - 1) {

@@ -130,8 +130,7 @@ public:
   /// with random weights of a type, for measurements.
   static Expected<std::shared_ptr<Model>>
   random(std::shared_ptr<Context> context, std::string_view preset,
-         DType weightType, const ModelOptions &options = {},
-         uint64_t seed = 0);
+         DType weightType, const ModelOptions &options = {}, uint64_t seed = 0);
   ~Model();
 
   const ModelInfo &info() const;
@@ -147,9 +146,9 @@ public:
 
   /// Reads more tokens of the sequences in the slots `slots` of `states`
   /// (slots 0, 1, ... if empty), any number but 0 of each, and returns the
-  /// logits of what follows the last of each: [sequences, V] f32, on the model's
-  /// device. Errors: InvalidArgument for no tokens, tokens out of range, and
-  /// slots that are out of range or not different.
+  /// logits of what follows the last of each: [sequences, V] f32, on the
+  /// model's device. Errors: InvalidArgument for no tokens, tokens out of
+  /// range, and slots that are out of range or not different.
   Expected<Tensor>
   prefill(const TokenSequences &tokens, StateCache &states,
           const std::vector<int64_t> &slots = {},
@@ -173,11 +172,10 @@ public:
   /// With a `window`, of at least 2 tokens, no token is judged from more than
   /// window - 1 others: the text is read anew every `stride` tokens, 1 to
   /// window - 1, and each window judges those that the one before it did not.
-  Expected<std::vector<double>>
-  negativeLogLikelihoods(const std::vector<int32_t> &tokens,
-                         int64_t window = 0, int64_t stride = 0,
-                         const std::function<void(int64_t, int64_t)>
-                             &onProgress = {});
+  Expected<std::vector<double>> negativeLogLikelihoods(
+      const std::vector<int32_t> &tokens, int64_t window = 0,
+      int64_t stride = 0,
+      const std::function<void(int64_t, int64_t)> &onProgress = {});
 
 private:
   Model();
