@@ -218,6 +218,7 @@ struct ProjectionLowering : public SSMLowering<ProjectionOp> {
   static constexpr int64_t kFewRows = 4;
   /// Outputs that are summed up at a time then.
   static constexpr int64_t kSideBySide = 4;
+  static constexpr int64_t kLineBytes = 64;
   /// Weights that a thread goes through at least.
   static constexpr int64_t kLeastWeights = 16384;
 
@@ -262,11 +263,27 @@ struct ProjectionLowering : public SSMLowering<ProjectionOp> {
         int64_t full = inputs / target.lanes * target.lanes;
         LoopEmitter::Values totals(count, e.scalar(0.0));
         if (full) {
+          // A line of the cache at a time; those of the next outputs are on
+          // their way meanwhile, as rows are too short for the hardware to
+          // see them coming.
+          int64_t line =
+              std::max<int64_t>(kLineBytes * 8 /
+                                    getElementTypeOrSelf(weight.getType())
+                                        .getIntOrFloatBitWidth(),
+                                target.lanes);
+          int64_t step = full % line == 0 ? line : target.lanes;
           LoopEmitter::Values sums = e.forLoop(
-              e.index(0), e.index(full), e.index(target.lanes),
+              e.index(0), e.index(full), e.index(step),
               LoopEmitter::Values(count, e.constant(0.0, target.lanes)),
               [&](Value k, ValueRange sums) {
-                return addProducts(k, target.lanes, sums);
+                if (step == line)
+                  for (int64_t i = 0; i < count; ++i)
+                    e.prefetch(weight, {e.add(m, count + i), k},
+                               /*write=*/false);
+                LoopEmitter::Values next(sums.begin(), sums.end());
+                for (int64_t i = 0; i < step; i += target.lanes)
+                  next = addProducts(e.add(k, i), target.lanes, next);
+                return next;
               });
           for (int64_t i = 0; i < count; ++i)
             totals[i] = e.sumLanes(sums[i]);

@@ -57,6 +57,8 @@ public:
 
   device::CallState state;
   std::vector<int64_t> dims, sizes, descriptors, strides;
+  /// Bytes that the tensors of the call take, first to last.
+  std::vector<std::pair<uintptr_t, uintptr_t>> places;
   std::vector<void *> pointers;
   std::vector<std::pair<const Tensor *, void *>> stagedOutputs;
 };

@@ -451,7 +451,7 @@ struct Executable::Impl {
                        Call &call) const;
   Status checkOutputs(const Function &function, const Tensor *inputs,
                       size_t numInputs, const Tensor *outputs,
-                      size_t numOutputs, const Call &call) const;
+                      size_t numOutputs, Call &call) const;
   Status prepareCall(const Function &function, const Tensor *inputs,
                      size_t numInputs, const Tensor *outputs, size_t numOutputs,
                      Call &call);
@@ -1251,17 +1251,16 @@ Status Executable::bindWeights(const SafeTensors &file,
   // Also where only some of them are bound before an error.
   impl->ready = !impl->prepare;
   ++impl->changes;
-  return bindAll(*impl->backend, impl->weights, prefix ? *prefix : impl->prefix,
-                 file.path() + ":",
-                 [&](const std::string &key,
-                     const Weight &weight) -> Expected<Tensor> {
-                   if (!file.contains(key))
-                     return Status::notFound(
-                         file.path() + ": expected tensor '" + key +
-                         "' for weight '" + weight.info.name +
-                         "', got a file without it");
-                   return file.get(key);
-                 });
+  return bindAll(
+      *impl->backend, impl->weights, prefix ? *prefix : impl->prefix,
+      file.path() + ":",
+      [&](const std::string &key, const Weight &weight) -> Expected<Tensor> {
+        if (!file.contains(key))
+          return Status::notFound(file.path() + ": expected tensor '" + key +
+                                  "' for weight '" + weight.info.name +
+                                  "', got a file without it");
+        return file.get(key);
+      });
 }
 
 Status Executable::bindWeights(
@@ -1459,15 +1458,38 @@ Status Executable::Impl::computeShapes(const Function &function,
 Status Executable::Impl::checkOutputs(const Function &function,
                                       const Tensor *inputs, size_t numInputs,
                                       const Tensor *outputs, size_t numOutputs,
-                                      const Call &call) const {
+                                      Call &call) const {
   if (numOutputs != function.info.outputs.size())
     return Status::invalidArgument(
         "@" + function.info.name + ": expected " +
         std::to_string(function.info.outputs.size()) + " outputs, got " +
         std::to_string(numOutputs));
   const int64_t *sizes = call.sizes.data();
+  // Where everything lies, once: a model has hundreds of tensors, and each
+  // output is held against all.
+  const Function *users[] = {&function,
+                             usesPrepared(function) ? prepare.get() : nullptr};
+  auto place = [&](const Tensor &tensor) {
+    call.places.push_back(tensor.numElements()
+                              ? tensor.byteRange()
+                              : std::pair<uintptr_t, uintptr_t>());
+  };
+  call.places.clear();
+  for (size_t i = 0; i < numInputs; ++i)
+    place(inputs[i]);
+  for (size_t i = 0; i < numOutputs; ++i)
+    place(outputs[i]);
+  // Those that prepared weights come from are read again when one is bound.
+  for (const Function *user : users)
+    for (size_t j = 0; user && j < user->weights.size(); ++j)
+      place(weights[user->weights[j]].tensor);
   for (size_t i = 0; i < numOutputs; ++i) {
     const ArgumentInfo &info = function.info.outputs[i];
+    const std::pair<uintptr_t, uintptr_t> own = call.places[numInputs + i];
+    auto meets = [&](size_t other) {
+      return own.first < call.places[other].second &&
+             call.places[other].first < own.second;
+    };
     if (Status status =
             checkTensor("output", info, outputs[i], backend->device());
         !status)
@@ -1491,7 +1513,7 @@ Status Executable::Impl::checkOutputs(const Function &function,
           name + "'");
     };
     for (size_t j = 0; j < numInputs; ++j) {
-      if (!outputs[i].overlaps(inputs[j]))
+      if (!meets(j))
         continue;
       if (info.updatedInput != static_cast<int>(j))
         return overlap(inputs[j], "input", function.info.inputs[j].name);
@@ -1507,16 +1529,14 @@ Status Executable::Impl::checkOutputs(const Function &function,
             "its own, got " +
             outputs[i].describe() + " over " + inputs[j].describe());
     }
-    // Those that prepared weights come from are read again when one is bound.
-    const Function *users[] = {&function, usesPrepared(function) ? prepare.get()
-                                                                 : nullptr};
+    size_t at = numInputs + numOutputs;
     for (const Function *user : users)
-      for (size_t j = 0; user && j < user->weights.size(); ++j)
-        if (const Weight &weight = weights[user->weights[j]];
-            outputs[i].overlaps(weight.tensor))
-          return overlap(weight.tensor, "weight", weight.info.name);
+      for (size_t j = 0; user && j < user->weights.size(); ++j, ++at)
+        if (meets(at))
+          return overlap(weights[user->weights[j]].tensor, "weight",
+                         weights[user->weights[j]].info.name);
     for (size_t j = 0; j < i; ++j)
-      if (outputs[i].overlaps(outputs[j]))
+      if (meets(numInputs + j))
         return overlap(outputs[j], "output", function.info.outputs[j].name);
   }
   return Status::ok();

@@ -1065,14 +1065,21 @@ Status
 Model::Impl::decodeGreedily(Decoder &decoder, int64_t steps, bool exact,
                             const std::function<bool(const int32_t *)> &take) {
   const std::vector<Tensor> &pools = decoder.states->pools;
+  // From each of the two buffers of tokens to the other.
+  std::vector<Tensor> inputs[2], outputs[2];
+  for (int way : {0, 1}) {
+    inputs[way] = {decoder.ids[way], decoder.slots};
+    outputs[way] = {decoder.logits, decoder.ids[1 - way]};
+    inputs[way].insert(inputs[way].end(), pools.begin(), pools.end());
+    outputs[way].insert(outputs[way].end(), pools.begin(), pools.end());
+  }
   if (device.kind == Device::CPU) {
     for (int64_t step = 0; step < steps; ++step) {
-      Tensor &from = decoder.ids[step % 2], &to = decoder.ids[(step + 1) % 2];
-      if (Status status = run(*executable, "decode", {from, decoder.slots},
-                              {decoder.logits, to}, pools);
+      int64_t way = step % 2;
+      if (Status status = executable->run("decode", inputs[way], outputs[way]);
           !status)
         return status;
-      if (!take(to.dataAs<int32_t>()))
+      if (!take(decoder.ids[1 - way].dataAs<int32_t>()))
         break;
     }
     return Status::ok();
@@ -1091,17 +1098,14 @@ Model::Impl::decodeGreedily(Decoder &decoder, int64_t steps, bool exact,
   auto launch = [&](int64_t step) -> Status {
     int way = static_cast<int>(step % 2);
     if (!decoder.runs[way]) {
-      std::vector<Tensor> inputs{decoder.ids[way], decoder.slots},
-          outputs{decoder.logits, decoder.ids[1 - way]};
-      inputs.insert(inputs.end(), pools.begin(), pools.end());
-      outputs.insert(outputs.end(), pools.begin(), pools.end());
       // Kernels are loaded when they first run, which a capture does not.
-      if (Status status = executable->run("decode", inputs, outputs, stream);
+      if (Status status =
+              executable->run("decode", inputs[way], outputs[way], stream);
           !status)
         return status;
       // The step has been taken: the graph is for the next time.
       Expected<std::shared_ptr<CapturedRun>> captured =
-          executable->capture("decode", inputs, outputs);
+          executable->capture("decode", inputs[way], outputs[way]);
       if (!captured)
         return captured.takeStatus();
       decoder.runs[way] = *captured;
