@@ -35,14 +35,22 @@ static llvm::hash_code hashOf(Operation *op) {
   return hash;
 }
 
-/// The constant that goes along with what uses it; null for other values, which
-/// are passed. Addresses of symbols are: layers differ in them.
-static Attribute constantOf(Value value) {
+/// What goes along with the ops of `own` that use it, as a key to compare
+/// copies by; null for other values, which are passed. Constants do, but for
+/// addresses of symbols, in which layers differ; and memory of the stack that
+/// nobody else uses.
+static Attribute keyOfLocal(Value value,
+                            const llvm::SmallPtrSetImpl<Operation *> &own) {
   Attribute attribute;
-  return matchPattern(value, m_Constant(&attribute)) &&
-                 !isa<SymbolRefAttr>(attribute)
-             ? attribute
-             : Attribute();
+  if (matchPattern(value, m_Constant(&attribute)))
+    return isa<SymbolRefAttr>(attribute) ? Attribute() : attribute;
+  auto memory = value.getDefiningOp<memref::AllocaOp>();
+  if (!memory || memory->getNumOperands())
+    return {};
+  bool isLocal = llvm::all_of(memory->getUsers(), [&](Operation *user) {
+    return own.contains(memory->getBlock()->findAncestorOpInBlock(*user));
+  });
+  return isLocal ? TypeAttr::get(memory.getType()) : Attribute();
 }
 
 namespace {
@@ -53,8 +61,11 @@ struct Repeat {
 
 /// One of the copies of a repeat.
 struct Copy {
+  explicit Copy(ArrayRef<Operation *> ops)
+      : ops(ops), own(ops.begin(), ops.end()) {}
   ArrayRef<Operation *> ops;
-  /// What it uses from outside, use by use, but for constants.
+  llvm::SmallPtrSet<Operation *, 32> own;
+  /// What it uses from outside, use by use, but for what goes along.
   SmallVector<Value> external;
 };
 
@@ -117,7 +128,7 @@ private:
         return mapped == b;
       if (ownOfOther.contains(b))
         return false;
-      Attribute x = constantOf(a), y = constantOf(b);
+      Attribute x = keyOfLocal(a, first.own), y = keyOfLocal(b, other.own);
       if (x || y)
         return x == y && a.getType() == b.getType();
       first.external.push_back(a);
@@ -174,9 +185,8 @@ private:
     SmallVector<Copy> copies;
     int64_t size = 0;
     for (size_t i = 0; i < repeat.copies; ++i)
-      copies.push_back(
-          {ArrayRef(ops).slice(repeat.begin + i * repeat.length, repeat.length),
-           {}});
+      copies.push_back(Copy(ArrayRef(ops).slice(
+          repeat.begin + i * repeat.length, repeat.length)));
     for (Operation *op : copies[0].ops)
       op->walk([&](Operation *) { ++size; });
     if (size < minOps)
@@ -229,13 +239,12 @@ private:
     for (size_t i = 0; i < first.ops.size(); ++i)
       for (unsigned r = 0; r < first.ops[i]->getNumResults(); ++r)
         if (llvm::any_of(copies, [&](const Copy &copy) {
-              llvm::SmallPtrSet<Operation *, 32> own(copy.ops.begin(),
-                                                     copy.ops.end());
               Block *block = copy.ops[i]->getBlock();
-              return llvm::any_of(
-                  copy.ops[i]->getResult(r).getUsers(), [&](Operation *user) {
-                    return !own.contains(block->findAncestorOpInBlock(*user));
-                  });
+              return llvm::any_of(copy.ops[i]->getResult(r).getUsers(),
+                                  [&](Operation *user) {
+                                    return !copy.own.contains(
+                                        block->findAncestorOpInBlock(*user));
+                                  });
             }))
           results.push_back({i, r});
     // Memory of the stack ends with the function.
@@ -262,7 +271,7 @@ private:
     // Values from outside are replaced use by use: one value may be two
     // arguments.
     size_t use = 0;
-    llvm::DenseMap<Operation *, Value> constants;
+    llvm::DenseMap<Operation *, Value> local;
     IRMapping mapping;
     SmallVector<Operation *> clones;
     for (Operation *op : first.ops)
@@ -274,15 +283,15 @@ private:
           Value value = operand.get();
           if (function->isAncestor(value.getParentRegion()->getParentOp()))
             continue;
-          if (!constantOf(value)) {
+          if (!keyOfLocal(value, first.own)) {
             operand.set(
                 body->getArgument(static_cast<unsigned>(argumentOfUse[use++])));
             continue;
           }
-          Operation *constant = value.getDefiningOp();
-          Value &made = constants[constant];
+          Operation *maker = value.getDefiningOp();
+          Value &made = local[maker];
           if (!made)
-            made = builder.clone(*constant)->getResult(0);
+            made = builder.clone(*maker)->getResult(0);
           operand.set(made);
         }
       });

@@ -18,14 +18,14 @@ func.func @layers(%x: memref<?xf32>, %w0: memref<?xf32>, %w1: memref<?xf32>) {
   // CHECK: %[[N:.*]] = memref.dim %[[X]]
   %n = memref.dim %x, %c0 : memref<?xf32>
   // CHECK-NOT: scf.parallel
-  // CHECK: call @[[SCALE:.*]](%[[N]], %[[X]], %[[W0]])
+  // CHECK: call @[[$SCALE:.*]](%[[N]], %[[X]], %[[W0]])
   scf.parallel (%i) = (%c0) to (%n) step (%c1) {
     %a = memref.load %x[%i] : memref<?xf32>
     %b = memref.load %w0[%i] : memref<?xf32>
     %y = arith.mulf %a, %b : f32
     memref.store %y, %x[%i] : memref<?xf32>
   }
-  // CHECK-NEXT: call @[[SCALE]](%[[N]], %[[X]], %[[W1]])
+  // CHECK-NEXT: call @[[$SCALE]](%[[N]], %[[X]], %[[W1]])
   scf.parallel (%i) = (%c0) to (%n) step (%c1) {
     %a = memref.load %x[%i] : memref<?xf32>
     %b = memref.load %w1[%i] : memref<?xf32>
@@ -50,14 +50,14 @@ func.func @squares(%x: memref<?xf32>, %y: memref<?xf32>, %n: index, %few: i1) {
   %c1 = arith.constant 1 : index
   %two = arith.constant 2.0 : f32
   %three = arith.constant 3.0 : f32
-  // CHECK: call @[[SCALE]](%{{.*}}, %{{.*}}, %{{.*}})
+  // CHECK: call @[[$SCALE]](%{{.*}}, %{{.*}}, %{{.*}})
   scf.parallel (%i) = (%c0) to (%n) step (%c1) {
     %a = memref.load %x[%i] : memref<?xf32>
     %b = memref.load %y[%i] : memref<?xf32>
     %r = arith.mulf %a, %b : f32
     memref.store %r, %x[%i] : memref<?xf32>
   }
-  // CHECK-NEXT: call @[[BRANCH:.*]](%[[FEW:.*]], %{{.*}}, %{{.*}})
+  // CHECK-NEXT: call @[[$BRANCH:.*]](%[[FEW:.*]], %{{.*}}, %{{.*}})
   scf.if %few {
     scf.for %i = %c0 to %n step %c1 {
       memref.store %two, %x[%i] : memref<?xf32>
@@ -70,7 +70,7 @@ func.func @squares(%x: memref<?xf32>, %y: memref<?xf32>, %n: index, %few: i1) {
       memref.store %three, %x[%i] : memref<?xf32>
     }
   }
-  // CHECK: call @[[BRANCH]](%[[FEW]], %{{.*}}, %{{.*}})
+  // CHECK: call @[[$BRANCH]](%[[FEW]], %{{.*}}, %{{.*}})
   scf.if %few {
     scf.for %i = %c0 to %n step %c1 {
       memref.store %two, %y[%i] : memref<?xf32>
@@ -99,10 +99,10 @@ func.func @sums(%x: memref<?xf32>, %n: index) -> (f32, f32) {
   return %a, %b : f32, f32
 }
 
-// CHECK: func.func private @[[SCALE]](%[[UPPER:.*]]: index, %{{.*}}: memref<?xf32>, %{{.*}}: memref<?xf32>) {
+// CHECK: func.func private @[[$SCALE]](%[[UPPER:.*]]: index, %{{.*}}: memref<?xf32>, %{{.*}}: memref<?xf32>) {
 // CHECK-DAG: arith.constant 0 : index
 // CHECK-DAG: arith.constant 1 : index
 // CHECK: scf.parallel
 // CHECK: arith.mulf
-// CHECK: func.func private @[[BRANCH]](
+// CHECK: func.func private @[[$BRANCH]](
 // CHECK: arith.constant 2.0

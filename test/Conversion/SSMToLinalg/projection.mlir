@@ -15,14 +15,18 @@
 // CHECK: %[[LIMIT:.+]] = arith.constant 4 : index
 // CHECK: %[[FEW:.+]] = arith.cmpi sle, %[[ROWS]], %[[LIMIT]] : index
 // CHECK: scf.if %[[FEW]] {
-// Outputs in parallel, the rows inside.
-// CHECK: scf.parallel (%[[M:.+]]) =
+// Outputs in parallel, four at a time, the rows inside; the lines of the weights
+// of the next four are prefetched.
+// CHECK: scf.parallel
+// CHECK: scf.for %[[M:[a-z0-9]+]] =
 // CHECK: scf.for
 // CHECK: scf.for
-// CHECK: scf.for %[[I:[a-z0-9]+]] = {{.*}} -> (vector<16xf32>) {
+// CHECK: %{{.+}}:4 = scf.for %[[I:[a-z0-9]+]] = {{.*}} -> (vector<16xf32>, vector<16xf32>, vector<16xf32>, vector<16xf32>) {
+// CHECK-COUNT-4: memref.prefetch %[[WB]]
 // CHECK: vector.load %[[XB]][%{{.+}}, %{{.+}}, %[[I]]]
+// CHECK-NOT: vector.load %[[XB]]
 // CHECK: vector.load %[[WB]][%[[M]], %[[I]]]
-// CHECK: math.fma
+// CHECK-COUNT-4: math.fma
 // CHECK: vector.shuffle
 // CHECK: memref.store %{{.+}}, %[[Y]][%{{.+}}, %{{.+}}, %[[M]]]
 // CHECK: } else {
@@ -96,7 +100,7 @@ func.func @narrow(%x: tensor<?x32xbf16>, %w: tensor<4x32xf16>) -> tensor<?x4xbf1
 // CHECK-DAG: %[[WB:.+]] = bufferization.to_buffer %[[W]] read_only
 // CHECK-DAG: %[[SB:.+]] = bufferization.to_buffer %[[S]] read_only
 // CHECK: scf.if
-// CHECK: scf.parallel (%[[M:.+]]) =
+// CHECK: scf.for %[[M:[a-z0-9]+]] =
 // CHECK: vector.load %[[WB]]{{.*}} vector<16xi8>
 // CHECK: arith.sitofp %{{.+}} : vector<16xi8> to vector<16xf32>
 // CHECK: %[[F:.+]] = memref.load %[[SB]][%[[M]]]
