@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests of a CUDA device: golden cases, GPU tests and random programs.
+# Tests of a CUDA device: golden cases, GPU tests, random programs and models.
 #
 #   run-gpu-tests.sh [--sanitize] [--jobs=<n>] [--filter=<gtest filter>] [<source tree>]
 #
@@ -47,7 +47,7 @@ run=$here/bin/corey-run tests=$here/bin/corey-gpu-tests
 if [ ! -x "$run" ]; then
   run=$here/../build/bin/corey-run tests=$here/../build/test/unittests/corey-gpu-tests
 fi
-export COREY_TEST_DEVICE=${COREY_TEST_DEVICE:-cuda}
+export COREY_TEST_DEVICE=${COREY_TEST_DEVICE:-cuda} COREY_TEST_INPUTS=$tree/test/Inputs
 export TSAN_OPTIONS= OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
 
 passed=0 failed=0 skipped=0
