@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests of a CUDA device: golden cases, GPU tests and random programs.
+# Tests of a CUDA device: golden cases, GPU tests, random programs and models.
 #
 #   run-gpu-tests.sh [--sanitize] [--jobs=<n>] [--filter=<gtest filter>] [<source tree>]
 #
@@ -47,7 +47,7 @@ run=$here/bin/corey-run tests=$here/bin/corey-gpu-tests
 if [ ! -x "$run" ]; then
   run=$here/../build/bin/corey-run tests=$here/../build/test/unittests/corey-gpu-tests
 fi
-export COREY_TEST_DEVICE=${COREY_TEST_DEVICE:-cuda}
+export COREY_TEST_DEVICE=${COREY_TEST_DEVICE:-cuda} COREY_TEST_INPUTS=$tree/test/Inputs
 export TSAN_OPTIONS= OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
 
 passed=0 failed=0 skipped=0
@@ -94,24 +94,25 @@ done
 
 # runTest <name> [<command>...]: one test; leaves its log and a line of result.
 runTest() {
-  local name=$1 start=$SECONDS status
+  # Names of tests with parameters have slashes.
+  local name=$1 log=$logs/${1//\//:} start=$SECONDS status
   shift
-  timeout "$limit" "$@" "$tests" --gtest_filter="$name" >"$logs/$name.log" 2>&1
+  timeout "$limit" "$@" "$tests" --gtest_filter="$name" >"$log.log" 2>&1
   status=$?
   if [ "$status" -ne 0 ]; then
-    echo "FAIL $name ($((SECONDS - start)) s, status $status)" >"$logs/$name.result"
-  elif grep -q '^\[  SKIPPED \]' "$logs/$name.log"; then
-    echo "SKIP $name: $(grep -m 1 -A 2 '\[ RUN ' "$logs/$name.log" | tail -n 1)" >"$logs/$name.result"
+    echo "FAIL $name ($((SECONDS - start)) s, status $status)" >"$log.result"
+  elif grep -q '^\[  SKIPPED \]' "$log.log"; then
+    echo "SKIP $name: $(grep -m 1 -A 2 '\[ RUN ' "$log.log" | tail -n 1)" >"$log.result"
   else
-    echo "PASS $name ($((SECONDS - start)) s)" >"$logs/$name.result"
+    echo "PASS $name ($((SECONDS - start)) s)" >"$log.result"
   fi
   # At once, for those who wait; why it failed comes with the others.
-  cat "$logs/$name.result"
+  cat "$log.result"
 }
 
 # runTests <what> <names> [<command>...]
 runTests() {
-  local what=$1 names=$2 name start=$SECONDS p=0 f=0 s=0 result
+  local what=$1 names=$2 name log start=$SECONDS p=0 f=0 s=0 result
   shift 2
   rm -f "$logs"/*.result
   for name in $names; do
@@ -120,17 +121,18 @@ runTests() {
   done
   wait
   for name in $names; do
-    result=$(cat "$logs/$name.result" 2>/dev/null || echo "FAIL $name (no result)")
+    log=$logs/${name//\//:}
+    result=$(cat "$log.result" 2>/dev/null || echo "FAIL $name (no result)")
     case $result in
     PASS*) p=$((p + 1)) ;;
     SKIP*) s=$((s + 1)) ;;
     *)
       f=$((f + 1))
       echo "$result"
-      grep -v -e '^\[ RUN' -e '^\[---' -e '^\[===' -e '^$' "$logs/$name.log" | head -n 60 | cut -c 1-1000
+      grep -v -e '^\[ RUN' -e '^\[---' -e '^\[===' -e '^$' "$log.log" | head -n 60 | cut -c 1-1000
       ;;
     esac
-    grep -h '^largest relative error' "$logs/$name.log" 2>/dev/null | sed 's/^/  /'
+    grep -h '^largest relative error' "$log.log" 2>/dev/null | sed 's/^/  /'
   done
   echo "$what: $p passed, $f failed, $s skipped ($((SECONDS - start)) s)"
   passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))

@@ -12,7 +12,8 @@
 #include "mlir/IR/OperationSupport.h"
 #include "mlir/IR/SymbolTable.h"
 #include "llvm/ADT/Hashing.h"
-#include "llvm/ADT/SetVector.h"
+#include "llvm/ADT/SmallPtrSet.h"
+#include <vector>
 
 namespace corey {
 #define GEN_PASS_DEF_OUTLINEREPEATS
@@ -182,7 +183,7 @@ private:
     Repeat repeat = findRepeat(hashes);
     if (repeat.copies < 2)
       return;
-    SmallVector<Copy> copies;
+    std::vector<Copy> copies;
     int64_t size = 0;
     for (size_t i = 0; i < repeat.copies; ++i)
       copies.push_back(Copy(ArrayRef(ops).slice(
@@ -193,9 +194,9 @@ private:
       return;
     // The first may differ from those behind it, which share what it computed:
     // the longest run of copies that are equal to their first.
-    SmallVector<Copy> taken;
+    std::vector<Copy> taken;
     for (size_t i = 0; i < copies.size();) {
-      SmallVector<Copy> run{copies[i]};
+      std::vector<Copy> run{copies[i]};
       size_t j = i + 1;
       for (; j < copies.size(); ++j) {
         Copy other = copies[j], first = copies[i];

@@ -1191,6 +1191,56 @@ TEST(Weights, Files) {
   std::remove(path.c_str());
 }
 
+/// Tensors from anywhere, by key, and what a program has of them.
+TEST(Weights, FoundByTheCaller) {
+  std::shared_ptr<Executable> executable = compile(WeightSource);
+  EXPECT_FAILS(executable->boundWeight("matrix"), NotFound,
+               "expected a bound weight of <source>, got 'matrix'");
+  Tensor matrix = makeTensor({6, 8}), bias = makeTensor({6}, DType::BF16);
+  std::vector<std::string> keys;
+  auto find = [&](const std::string &key) -> Expected<Tensor> {
+    keys.push_back(key);
+    return key == "layers.0.bias" ? bias : matrix;
+  };
+  ASSERT_OK(executable->bindWeights(find));
+  EXPECT_EQ(keys, (std::vector<std::string>{"layers.0.proj.weight",
+                                            "layers.0.bias"}));
+  // Used where they lie.
+  EXPECT_EQ(take(executable->boundWeight("matrix")).data(), matrix.data());
+  EXPECT_EQ(take(executable->boundWeight("bias")).data(), bias.data());
+  EXPECT_FAILS(executable->boundWeight("proj.weight"), NotFound,
+               "expected a bound weight of <source>, got 'proj.weight'");
+  // One program's are another's.
+  std::shared_ptr<Executable> other = compile(WeightSource);
+  for (const ArgumentInfo &weight : other->weights())
+    ASSERT_OK(other->bindWeight(weight.name,
+                                take(executable->boundWeight(weight.name))));
+  Tensor x = makeTensor({3, 8});
+  std::vector<Tensor> first, second, third;
+  ASSERT_OK(executable->run("main", {x}, first));
+  ASSERT_OK(other->run("main", {x}, second));
+  EXPECT_EQ(valuesOf(first[0]), valuesOf(second[0]));
+
+  // The caller's own error is the one that comes back; what was bound before it
+  // stays.
+  matrix = makeTensor({6, 8}, DType::F32, 2);
+  EXPECT_STATUS(
+      executable->bindWeights([&](const std::string &key) -> Expected<Tensor> {
+        if (key == "layers.0.bias")
+          return Status::ioError("no " + key);
+        return matrix;
+      }),
+      IOError, "no layers.0.bias");
+  EXPECT_EQ(take(executable->boundWeight("matrix")).data(), matrix.data());
+  EXPECT_EQ(take(executable->boundWeight("bias")).data(), bias.data());
+  ASSERT_OK(executable->run("main", {x}, third));
+  EXPECT_NE(valuesOf(third[0]), valuesOf(first[0]));
+  matrix = makeTensor({6, 7});
+  EXPECT_STATUS(executable->bindWeights(find), InvalidArgument,
+                "weight 'matrix' (layers.0.proj.weight): expected shape [6, "
+                "8], got [6, 7]");
+}
+
 //===----------------------------------------------------------------------===//
 // Chunks, statistics, explanations
 //===----------------------------------------------------------------------===//

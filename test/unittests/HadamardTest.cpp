@@ -356,6 +356,7 @@ TEST(Prepare, OnceAndAfterEveryBinding) {
             std::string::npos);
   Tensor some = take(Tensor::empty(DType::F32, {8}, true));
   EXPECT_FALSE(executable->bindWeight("prepared0", some).isOk());
+  EXPECT_FALSE(executable->boundWeight("prepared0"));
   std::vector<Tensor> outputs;
   EXPECT_FALSE(executable->run("ssm.prepare", {}, outputs).isOk());
 
@@ -377,6 +378,7 @@ TEST(Prepare, OnceAndAfterEveryBinding) {
                         inputs[0].dataAs<float>()[i] *
                             std::exp(weight.dataAs<float>()[i % 8]));
     }
+    EXPECT_FALSE(executable->boundWeight("prepared0"));
     EXPECT_NE(executable->explain().find("prepared 1 weight in "),
               std::string::npos);
     // It is read again when a weight is bound.

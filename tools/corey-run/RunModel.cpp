@@ -162,8 +162,11 @@ static Status generate(Model &model, const ModelRun &run,
   if (!run.saveStates.empty())
     if (Status status = states.save(run.saveStates); !status)
       return status;
-  int64_t afterFirst =
-      result->newTokens - static_cast<int64_t>(result->tokens.size());
+  // On a terminal times come below the text.
+  llvm::outs().flush();
+  // There is no first token where none is wanted.
+  int64_t afterFirst = std::max<int64_t>(
+      result->newTokens - static_cast<int64_t>(result->tokens.size()), 0);
   auto perSecond = [](int64_t tokens, double ms) {
     return ms > 0 ? static_cast<double>(tokens) * 1e3 / ms : 0;
   };
@@ -172,8 +175,8 @@ static Status generate(Model &model, const ModelRun &run,
       "%.1f ms (%.0f tokens/s)\n",
       static_cast<long long>(result->promptTokens), result->prefillMs,
       perSecond(result->promptTokens, result->prefillMs),
-      static_cast<long long>(std::max<int64_t>(afterFirst, 0)),
-      result->decodeMs, perSecond(afterFirst, result->decodeMs));
+      static_cast<long long>(afterFirst), result->decodeMs,
+      perSecond(afterFirst, result->decodeMs));
   stats["prompt_tokens"] = result->promptTokens;
   stats["new_tokens"] = result->newTokens;
   stats["sequences"] = static_cast<int64_t>(prompts.size());
@@ -196,7 +199,7 @@ static Status evaluate(Model &model, const ModelRun &run,
       return status;
   llvm::json::Array files;
   double allNats = 0;
-  int64_t allTokens = 0, allBytes = 0;
+  int64_t allTokens = 0;
   for (const std::string &path : run.evalFiles) {
     auto buffer = llvm::MemoryBuffer::getFile(path);
     if (!buffer)
@@ -239,7 +242,6 @@ static Status evaluate(Model &model, const ModelRun &run,
     files.push_back(std::move(file));
     allNats += sum;
     allTokens += count;
-    allBytes += static_cast<int64_t>(text.size());
   }
   if (run.evalFiles.size() > 1)
     llvm::outs() << llvm::format(

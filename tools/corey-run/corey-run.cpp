@@ -136,6 +136,14 @@ struct ModelFlags {
       "stats", cl::desc("Write times and the chunks of every site as JSON"),
       cl::value_desc("file"), cl::cat(category)};
 
+  /// Why there may be nothing but one program or folder.
+  Status refuseMore() const {
+    if (more.empty())
+      return Status::ok();
+    return Status::invalidArgument("expected one program or folder, got '" +
+                                   more.front() + "' too");
+  }
+
   /// The first of them that was given, or null.
   const cl::Option *given() const {
     return firstGiven(prompts, promptFiles, ids, count, batch, temperature,
@@ -164,9 +172,8 @@ struct ModelFlags {
     run.evalFiles.assign(eval.begin(), eval.end());
     if (!eval.empty())
       run.evalFiles.insert(run.evalFiles.end(), more.begin(), more.end());
-    else if (!more.empty())
-      return Status::invalidArgument("expected one program or folder, got '" +
-                                     more.front() + "' too");
+    else if (Status status = refuseMore(); !status)
+      return status;
     if (run.prompts.empty() && run.evalFiles.empty() && golden.empty())
       return Status::invalidArgument(
           "expected --prompt, --prompt-file, --ids, --eval or --golden-model "
@@ -182,6 +189,8 @@ struct ModelFlags {
         return Status::invalidArgument(
             "--" + std::string(name) + ": expected at least " +
             std::to_string(least) + ", got " + std::to_string(value));
+    if (stride.getNumOccurrences() && window == 0)
+      return Status::invalidArgument("--stride: expected --window, got none");
     run.batch = batch;
     run.generate.maxTokens = count;
     run.generate.sampling = {temperature, topK, topP, seed};
@@ -383,6 +392,8 @@ int corey::coreyRunMain(int argc, char **argv) {
                        Status::invalidArgument(
                            "--" + given->ArgStr.str() +
                            ": expected the folder of a model, got " + file));
+  if (Status status = flags.refuseMore(); !status)
+    return reportError(kTool, status);
   if (!emit.empty()) {
     auto buffer = llvm::MemoryBuffer::getFile(file);
     if (!buffer)
