@@ -68,6 +68,7 @@ struct Copy {
   llvm::SmallPtrSet<Operation *, 32> own;
   /// What it uses from outside, use by use, but for what goes along.
   SmallVector<Value> external;
+  DenseSet<Value> local;
 };
 
 struct OutlineRepeats : public corey::impl::OutlineRepeatsBase<OutlineRepeats> {
@@ -130,8 +131,10 @@ private:
       if (ownOfOther.contains(b))
         return false;
       Attribute x = keyOfLocal(a, first.own), y = keyOfLocal(b, other.own);
-      if (x || y)
+      if (x || y) {
+        first.local.insert(a);
         return x == y && a.getType() == b.getType();
+      }
       first.external.push_back(a);
       other.external.push_back(b);
       return a.getType() == b.getType();
@@ -272,7 +275,7 @@ private:
     // Values from outside are replaced use by use: one value may be two
     // arguments.
     size_t use = 0;
-    llvm::DenseMap<Operation *, Value> local;
+    llvm::DenseMap<Operation *, Value> clonesOfLocal;
     IRMapping mapping;
     SmallVector<Operation *> clones;
     for (Operation *op : first.ops)
@@ -284,13 +287,13 @@ private:
           Value value = operand.get();
           if (function->isAncestor(value.getParentRegion()->getParentOp()))
             continue;
-          if (!keyOfLocal(value, first.own)) {
+          if (!first.local.contains(value)) {
             operand.set(
                 body->getArgument(static_cast<unsigned>(argumentOfUse[use++])));
             continue;
           }
           Operation *maker = value.getDefiningOp();
-          Value &made = local[maker];
+          Value &made = clonesOfLocal[maker];
           if (!made)
             made = builder.clone(*maker)->getResult(0);
           operand.set(made);
