@@ -5,9 +5,19 @@
 //===----------------------------------------------------------------------===//
 
 #include "LowerProgram.h"
+#include "OpBuffers.h"
 #include "corey/Analysis/FusionPlan.h"
 #include "corey/Dialect/SSM/IR/SSMOps.h"
+#include "corey/Dialect/SSM/Transforms/Passes.h"
+#include "mlir/Dialect/Bufferization/IR/Bufferization.h"
+#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
+#include "mlir/Dialect/Tensor/IR/Tensor.h"
+#include "mlir/IR/IRMapping.h"
+#include "mlir/Interfaces/FunctionInterfaces.h"
+#include "mlir/Interfaces/SideEffectInterfaces.h"
+#include "mlir/Rewrite/PatternApplicator.h"
 #include "mlir/Transforms/WalkPatternRewriteDriver.h"
+#include <map>
 
 using namespace mlir;
 using namespace corey;
@@ -45,6 +55,275 @@ static void splitProjections(ModuleOp module) {
   }
 }
 
+namespace {
+/// All that a lowering of an op may depend on: the op with its regions, and
+/// what its operands are computed from, up to arguments of the function and to
+/// what other ops have in memory. Ops of equal keys differ in `externals`,
+/// which correspond to one another, and in the names of `sites`.
+struct Signature {
+  explicit Signature(Operation *op) { addOp(op); }
+
+  std::vector<uintptr_t> key;
+  SmallVector<Value> externals;
+  SmallVector<FlatSymbolRefAttr> sites;
+
+private:
+  void add(const void *pointer) {
+    key.push_back(reinterpret_cast<uintptr_t>(pointer));
+  }
+
+  void addName(Operation *op) {
+    add(op->getName().getAsOpaquePointer());
+    DictionaryAttr attributes = op->getAttrDictionary();
+    if (auto bind = dyn_cast<BindChunkOp>(op)) {
+      // Layers have sites of their own.
+      sites.push_back(bind.getSiteAttr());
+      NamedAttrList list(attributes);
+      list.erase(bind.getSiteAttrName());
+      attributes = list.getDictionary(op->getContext());
+    }
+    add(attributes.getAsOpaquePointer());
+  }
+
+  void addOp(Operation *op) {
+    addName(op);
+    key.push_back(op->getNumOperands());
+    for (Value operand : op->getOperands())
+      addUse(operand);
+    key.push_back(op->getNumResults());
+    for (Value result : op->getResults()) {
+      numbers.try_emplace(result, numbers.size());
+      add(result.getType().getAsOpaquePointer());
+      key.push_back(result.use_empty());
+    }
+    key.push_back(op->getNumRegions());
+    for (Region &region : op->getRegions()) {
+      key.push_back(llvm::range_size(region));
+      for (Block &block : region) {
+        key.push_back(block.getNumArguments());
+        for (Value argument : block.getArguments()) {
+          numbers.try_emplace(argument, numbers.size());
+          add(argument.getType().getAsOpaquePointer());
+        }
+        key.push_back(block.getOperations().size());
+        for (Operation &inner : block)
+          addOp(&inner);
+      }
+    }
+  }
+
+  void addUse(Value value) {
+    auto [it, isNew] = numbers.try_emplace(value, numbers.size());
+    key.push_back(it->second);
+    if (!isNew)
+      return;
+    externals.push_back(value);
+    add(value.getType().getAsOpaquePointer());
+    Operation *producer = value.getDefiningOp();
+    if (!producer) {
+      auto argument = cast<BlockArgument>(value);
+      Operation *parent = argument.getOwner()->getParentOp();
+      auto function = dyn_cast<FunctionOpInterface>(parent);
+      if (!function || !argument.getOwner()->isEntryBlock())
+        return add(parent);
+      for (StringRef name : {kWeightArgAttr, kAnyStridesAttr})
+        key.push_back(
+            static_cast<bool>(function.getArgAttr(argument.getArgNumber(),
+                                                  name)));
+      return;
+    }
+    addName(producer);
+    key.push_back(cast<OpResult>(value).getResultNumber());
+    // Lowerings look through views and sizes, but not at what made a tensor.
+    if (producer->getNumRegions() == 0 &&
+        isa_and_nonnull<tensor::TensorDialect, arith::ArithDialect>(
+            producer->getDialect())) {
+      key.push_back(producer->getNumOperands());
+      for (Value operand : producer->getOperands())
+        addUse(operand);
+    }
+  }
+
+  DenseMap<Value, uintptr_t> numbers;
+};
+
+/// Lowers the ops of a module by patterns, one after another. Layers of a model
+/// repeat: for an op that is equal to an earlier one what that became is
+/// copied, which is a fraction of the work where it includes kernels.
+class ProgramLowering : private RewriterBase::Listener {
+public:
+  ProgramLowering(MLIRContext *context, const FrozenRewritePatternSet &patterns,
+                  bool copies)
+      : rewriter(context), applicator(patterns), copies(copies) {
+    applicator.applyDefaultCostModel();
+    rewriter.setListener(this);
+  }
+
+  void lower(ModuleOp module) {
+    SmallVector<Operation *> ops;
+    module.walk<WalkOrder::PreOrder>([&](Operation *op) {
+      if (!isLowered(op))
+        return WalkResult::advance();
+      ops.push_back(op);
+      return WalkResult::skip();
+    });
+    for (Operation *op : ops) {
+      if (!copies) {
+        lower(op);
+        continue;
+      }
+      Signature signature(op);
+      auto it = known.find(signature.key);
+      if (it == known.end())
+        lowerAndKeep(op, std::move(signature));
+      else
+        copy(it->second, op, signature);
+    }
+  }
+
+private:
+  /// What an op became.
+  struct Lowered {
+    SmallVector<Operation *> ops;
+    SmallVector<Value> results;
+    SmallVector<Value> externals;
+    SmallVector<StringAttr> siteSymbols;
+  };
+
+  void notifyOperationErased(Operation *op) override { erased.insert(op); }
+
+  /// Fused regions nest; each round inlines one level.
+  void lower(Operation *op) {
+    Block *block = op->getBlock();
+    Operation *before = op->getPrevNode(), *behind = op->getNextNode();
+    bool hadFused;
+    do {
+      hadFused = false;
+      SmallVector<Operation *> visited;
+      Block::iterator first =
+          before ? std::next(before->getIterator()) : block->begin();
+      for (auto it = first; it != block->end() && &*it != behind; ++it)
+        it->walk([&](Operation *inner) {
+          hadFused |= isa<FusedOp>(inner);
+          visited.push_back(inner);
+        });
+      erased.clear();
+      for (Operation *inner : visited)
+        if (!erased.contains(inner))
+          (void)applicator.matchAndRewrite(inner, rewriter);
+    } while (hadFused);
+  }
+
+  /// The name of the constant that is the address of a site.
+  StringAttr siteSymbol(Operation *op, FlatSymbolRefAttr site) {
+    rewriter.setInsertionPoint(op);
+    auto number =
+        OpBuffers(rewriter, op).siteAddress(site).getDefiningOp<LLVM::PtrToIntOp>();
+    auto address = number.getArg().getDefiningOp<LLVM::AddressOfOp>();
+    StringAttr name = address.getGlobalNameAttr().getAttr();
+    rewriter.eraseOp(number);
+    rewriter.eraseOp(address);
+    return name;
+  }
+
+  void lowerAndKeep(Operation *op, Signature signature) {
+    Lowered lowered;
+    lowered.externals = std::move(signature.externals);
+    for (FlatSymbolRefAttr site : signature.sites)
+      lowered.siteSymbols.push_back(siteSymbol(op, site));
+    // Keeps track of the results, and of where they are made.
+    Block *block = op->getBlock();
+    Operation *before = op->getPrevNode();
+    OperationState state(op->getLoc(),
+                         UnrealizedConversionCastOp::getOperationName());
+    SmallVector<unsigned> used;
+    for (OpResult result : op->getResults())
+      if (!result.use_empty()) {
+        used.push_back(result.getResultNumber());
+        state.addOperands(result);
+      }
+    lowered.results.resize(op->getNumResults());
+    Operation *end = Operation::create(state);
+    block->getOperations().insertAfter(op->getIterator(), end);
+    lower(op);
+    for (auto [number, value] : llvm::zip_equal(used, end->getOperands()))
+      lowered.results[number] = value;
+    Block::iterator first =
+        before ? std::next(before->getIterator()) : block->begin();
+    for (auto it = first; &*it != end; ++it)
+      lowered.ops.push_back(&*it);
+    end->erase();
+    if (mayBeCopied(lowered))
+      known.emplace(std::move(signature.key), std::move(lowered));
+  }
+
+  /// Whether all is lowered, of what corresponds to something of an equal op.
+  static bool mayBeCopied(const Lowered &lowered) {
+    DenseSet<Value> external(lowered.externals.begin(),
+                             lowered.externals.end());
+    llvm::SmallPtrSet<Operation *, 32> own(lowered.ops.begin(),
+                                           lowered.ops.end());
+    auto isKnown = [&](Value value) {
+      if (external.contains(value))
+        return true;
+      for (Operation *op = value.getParentBlock()->getParentOp(),
+                     *maker = value.getDefiningOp();
+           op; maker = op, op = op->getParentOp())
+        if (maker && own.contains(maker))
+          return true;
+      return false;
+    };
+    for (Operation *op : lowered.ops) {
+      WalkResult result = op->walk([&](Operation *inner) {
+        return !isLowered(inner) && llvm::all_of(inner->getOperands(), isKnown)
+                   ? WalkResult::advance()
+                   : WalkResult::interrupt();
+      });
+      if (result.wasInterrupted())
+        return false;
+    }
+    return llvm::all_of(lowered.results, [&](Value value) {
+      return !value || isKnown(value);
+    });
+  }
+
+  void copy(const Lowered &lowered, Operation *op, const Signature &signature) {
+    DenseMap<Attribute, StringAttr> symbols;
+    for (auto [from, site] :
+         llvm::zip_equal(lowered.siteSymbols, signature.sites))
+      symbols[from] = siteSymbol(op, site);
+    IRMapping mapping;
+    for (auto [from, to] :
+         llvm::zip_equal(lowered.externals, signature.externals))
+      mapping.map(from, to);
+    OpBuilder builder(op);
+    for (Operation *from : lowered.ops) {
+      Operation *made = builder.clone(*from, mapping);
+      made->walk([&](Operation *inner) {
+        inner->setLoc(op->getLoc());
+        auto address = dyn_cast<LLVM::AddressOfOp>(inner);
+        if (!address)
+          return;
+        if (StringAttr name =
+                symbols.lookup(address.getGlobalNameAttr().getAttr()))
+          address.setGlobalNameAttr(FlatSymbolRefAttr::get(name));
+      });
+    }
+    for (auto [result, value] :
+         llvm::zip_equal(op->getResults(), lowered.results))
+      if (value)
+        result.replaceAllUsesWith(mapping.lookupOrDefault(value));
+    op->erase();
+  }
+
+  PatternRewriter rewriter;
+  PatternApplicator applicator;
+  const bool copies;
+  DenseSet<Operation *> erased;
+  std::map<std::vector<uintptr_t>, Lowered> known;
+};
+} // namespace
+
 LogicalResult corey::lowerProgram(ModuleOp module, RewritePatternSet patterns,
                                   RewritePatternSet last, StringRef target) {
   FrozenRewritePatternSet frozen(std::move(patterns));
@@ -57,13 +336,9 @@ LogicalResult corey::lowerProgram(ModuleOp module, RewritePatternSet patterns,
       });
   if (target == "CPU")
     splitProjections(module);
-  // Fused regions nest; each round inlines one level.
-  bool hadFused;
-  do {
-    hadFused = false;
-    module.walk([&](FusedOp) { hadFused = true; });
-    walkAndApplyPatterns(module, frozen);
-  } while (hadFused);
+  // Code of a CPU is for each op to have.
+  ProgramLowering(module.getContext(), frozen, /*copies=*/target != "CPU")
+      .lower(module);
   walkAndApplyPatterns(module, std::move(last));
   WalkResult result = module.walk([&](Operation *op) {
     if (!isLowered(op))
