@@ -347,6 +347,7 @@ corey::compileObjects(llvm::Module &module, llvm::TargetMachine &machine,
     auto own = createHostTargetMachine();
     if (!own)
       return fail(own.takeError());
+    (*own)->setOptLevel(machine.getOptLevel());
     optimize(**part, **own, level);
     llvm::raw_svector_ostream os(results[i]);
     if (llvm::Error error = emitObjectTo(**part, **own, os))

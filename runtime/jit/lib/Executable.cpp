@@ -769,6 +769,9 @@ Status Executable::Impl::load(ModuleOp module, const CompileOptions &options,
     return diagnostics.status("translation to LLVM IR failed");
   }
   times.push_back({"translate", watch.lap()});
+  // Host code around kernels is long, runs once a call, and only launches them.
+  if (backend->device().kind != Device::CPU)
+    (*machine)->setOptLevel(llvm::CodeGenOptLevel::None);
   auto objects = compileObjects(**translated, **machine, options.optLevel,
                                 std::min(device::hardwareThreads(), 4));
   if (!objects)
