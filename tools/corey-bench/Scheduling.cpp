@@ -916,6 +916,9 @@ int corey::runSchedule(int argc, char **argv) {
           device, problem.op, problem.type, site.variants.back().name);
       if (shipped && shipped->device == device.name) {
         modelSource = "shipped for " + shipped->device;
+      } else if (tablePath.empty() && !batchList.empty()) {
+        // As programs decide.
+        modelSource = "none";
       } else {
         Expected<sched::CostModel> fitted =
             sched::CostModel::fit(*knowledge.table, variantOf);
