@@ -4,6 +4,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "StatusTest.h"
 #include "corey/Scheduler/ChunkTable.h"
 
 #include "../../runtime/scheduler/lib/Json.h"
@@ -36,36 +37,6 @@ constexpr double Inf = std::numeric_limits<double>::infinity();
 //===----------------------------------------------------------------------===//
 // Helpers
 //===----------------------------------------------------------------------===//
-
-/// Checks that a Status is a failure with the given code and message.
-#define EXPECT_STATUS(Expression, Code, Message)                               \
-  do {                                                                         \
-    Status Result = (Expression);                                              \
-    EXPECT_EQ(Result.code(), StatusCode::Code);                                \
-    EXPECT_EQ(Result.message(), Message);                                      \
-  } while (false)
-
-/// Checks that an Expected failed with the given code and message.
-#define EXPECT_FAILS(Expression, Code, Message)                                \
-  do {                                                                         \
-    auto Outcome = (Expression);                                               \
-    ASSERT_FALSE(static_cast<bool>(Outcome));                                  \
-    EXPECT_STATUS(Outcome.status(), Code, Message);                            \
-  } while (false)
-
-#define ASSERT_OK(Expression)                                                  \
-  do {                                                                         \
-    Status Result = (Expression);                                              \
-    ASSERT_TRUE(Result.isOk()) << Result.toString();                           \
-  } while (false)
-
-template <class T> T take(Expected<T> value) {
-  if (!value) {
-    ADD_FAILURE() << value.status().toString();
-    std::abort();
-  }
-  return *std::move(value);
-}
 
 /// A folder of its own for every test.
 class Folder {

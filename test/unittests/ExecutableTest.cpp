@@ -4,6 +4,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "StatusTest.h"
 #include "corey/Executable.h"
 
 #include "corey/DLPack.h"
@@ -90,36 +91,6 @@ constexpr double Inf = std::numeric_limits<double>::infinity();
 //===----------------------------------------------------------------------===//
 // Helpers
 //===----------------------------------------------------------------------===//
-
-/// Checks that a Status is a failure with the given code and message.
-#define EXPECT_STATUS(Expression, Code, Message)                               \
-  do {                                                                         \
-    Status Result = (Expression);                                              \
-    EXPECT_EQ(Result.code(), StatusCode::Code);                                \
-    EXPECT_EQ(Result.message(), Message);                                      \
-  } while (false)
-
-/// Checks that an Expected failed with the given code and message.
-#define EXPECT_FAILS(Expression, Code, Message)                                \
-  do {                                                                         \
-    auto Outcome = (Expression);                                               \
-    ASSERT_FALSE(static_cast<bool>(Outcome));                                  \
-    EXPECT_STATUS(Outcome.status(), Code, Message);                            \
-  } while (false)
-
-#define ASSERT_OK(Expression)                                                  \
-  do {                                                                         \
-    Status Result = (Expression);                                              \
-    ASSERT_TRUE(Result.isOk()) << Result.toString();                           \
-  } while (false)
-
-template <class T> T take(Expected<T> value) {
-  if (!value) {
-    ADD_FAILURE() << value.status().toString();
-    std::abort();
-  }
-  return *std::move(value);
-}
 
 std::shared_ptr<Context> newContext(int threads = 1) {
   ContextOptions options;

@@ -13,6 +13,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "StatusTest.h"
 #include "corey/Model.h"
 #include "gtest/gtest.h"
 #include <algorithm>
@@ -30,36 +31,6 @@ using namespace corey;
 namespace {
 using Tokens = std::vector<int32_t>;
 using Row = std::vector<float>;
-
-/// Checks that a Status is a failure with the given code and message.
-#define EXPECT_STATUS(Expression, Code, Message)                               \
-  do {                                                                         \
-    Status Result = (Expression);                                              \
-    EXPECT_EQ(Result.code(), StatusCode::Code);                                \
-    EXPECT_EQ(Result.message(), Message);                                      \
-  } while (false)
-
-/// Checks that an Expected failed with the given code and message.
-#define EXPECT_FAILS(Expression, Code, Message)                                \
-  do {                                                                         \
-    auto Outcome = (Expression);                                               \
-    ASSERT_FALSE(static_cast<bool>(Outcome));                                  \
-    EXPECT_STATUS(Outcome.status(), Code, Message);                            \
-  } while (false)
-
-#define ASSERT_OK(Expression)                                                  \
-  do {                                                                         \
-    Status Result = (Expression);                                              \
-    ASSERT_TRUE(Result.isOk()) << Result.toString();                           \
-  } while (false)
-
-template <class T> T take(Expected<T> value) {
-  if (!value) {
-    ADD_FAILURE() << value.status().toString();
-    std::abort();
-  }
-  return *std::move(value);
-}
 
 std::string input(const std::string &path) {
   const char *folder = std::getenv("COREY_TEST_INPUTS");
@@ -942,6 +913,11 @@ TEST_P(Models, BadFilesOfStates) {
     ASSERT_OK(writeSafeTensors(path, {{"tokens", tokens}}));
     EXPECT_FAILS(m.loadStates(path), InvalidArgument, path + other);
   }
+  Tensor negative = take(Tensor::empty(DType::I64, {2}, true));
+  negative.dataAs<int64_t>()[1] = -3;
+  ASSERT_OK(writeSafeTensors(path, {{"tokens", negative}}));
+  EXPECT_FAILS(m.loadStates(path), InvalidArgument,
+               path + ": tokens: expected counts of at least 0, got -3");
   ASSERT_OK(writeSafeTensors(
       path, {{"tokens", take(Tensor::empty(DType::I64, {2}, true))}}));
   loaded = m.loadStates(path);

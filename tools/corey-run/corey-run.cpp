@@ -178,6 +178,13 @@ struct ModelFlags {
       return Status::invalidArgument(
           "expected --prompt, --prompt-file, --ids, --eval or --golden-model "
           "for the folder of a model, got none");
+    if (run.prompts.empty())
+      if (const cl::Option *given =
+              firstGiven(count, batch, temperature, topK, topP, seed, stop,
+                         loadStates, saveStates))
+        return Status::invalidArgument(
+            "--" + given->ArgStr.str() +
+            ": expected --prompt, --prompt-file or --ids, got none");
     for (auto [name, value, least] :
          {std::tuple<const char *, int64_t, int64_t>{"generate", count, 0},
           {"batch", batch, 1},
@@ -191,6 +198,8 @@ struct ModelFlags {
             std::to_string(least) + ", got " + std::to_string(value));
     if (stride.getNumOccurrences() && window == 0)
       return Status::invalidArgument("--stride: expected --window, got none");
+    if (window.getNumOccurrences() && run.evalFiles.empty())
+      return Status::invalidArgument("--window: expected --eval, got none");
     run.batch = batch;
     run.generate.maxTokens = count;
     run.generate.sampling = {temperature, topK, topP, seed};
@@ -358,8 +367,14 @@ int corey::coreyRunMain(int argc, char **argv) {
   options.vectorBits = vectorBits;
   options.observeValues = !profile.empty();
 
-  if (!golden.empty())
+  if (!golden.empty()) {
+    if (const cl::Option *given = flags.given())
+      return reportError(kTool, Status::invalidArgument(
+                                    "--" + given->ArgStr.str() +
+                                    ": expected the folder of a model, got "
+                                    "--golden"));
     return runGolden(**context, golden, options, rtol, atol);
+  }
   if (file.empty())
     return reportError(
         kTool, Status::invalidArgument(

@@ -637,6 +637,11 @@ Expected<StateCache> Model::loadStates(const std::string &path) const {
         path + ": expected states that StateCache::save() wrote, with an i64 "
                "tensor 'tokens' of one axis, got a file without it");
   int64_t sequences = counts->dim(0);
+  for (int64_t i = 0; i < sequences; ++i)
+    if (int64_t count = counts->dataAs<int64_t>()[i]; count < 0)
+      return Status::invalidArgument(
+          path + ": tokens: expected counts of at least 0, got " +
+          std::to_string(count));
   Expected<StateCache> states = makeStates(sequences);
   if (!states)
     return states;
