@@ -125,9 +125,8 @@ private:
       if (!function || !argument.getOwner()->isEntryBlock())
         return add(parent);
       for (StringRef name : {kWeightArgAttr, kAnyStridesAttr})
-        key.push_back(
-            static_cast<bool>(function.getArgAttr(argument.getArgNumber(),
-                                                  name)));
+        key.push_back(static_cast<bool>(
+            function.getArgAttr(argument.getArgNumber(), name)));
       return;
     }
     addName(producer);
@@ -215,8 +214,9 @@ private:
   /// The name of the constant that is the address of a site.
   StringAttr siteSymbol(Operation *op, FlatSymbolRefAttr site) {
     rewriter.setInsertionPoint(op);
-    auto number =
-        OpBuffers(rewriter, op).siteAddress(site).getDefiningOp<LLVM::PtrToIntOp>();
+    auto number = OpBuffers(rewriter, op)
+                      .siteAddress(site)
+                      .getDefiningOp<LLVM::PtrToIntOp>();
     auto address = number.getArg().getDefiningOp<LLVM::AddressOfOp>();
     StringAttr name = address.getGlobalNameAttr().getAttr();
     rewriter.eraseOp(number);
@@ -280,9 +280,8 @@ private:
       if (result.wasInterrupted())
         return false;
     }
-    return llvm::all_of(lowered.results, [&](Value value) {
-      return !value || isKnown(value);
-    });
+    return llvm::all_of(lowered.results,
+                        [&](Value value) { return !value || isKnown(value); });
   }
 
   void copy(const Lowered &lowered, Operation *op, const Signature &signature) {
