@@ -382,7 +382,7 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
       for (int64_t s = 0; s < stages; ++s) {
         Val stage = k.i32(s);
         initBarrier(k, full(stage), kWarp * t.copiers());
-        initBarrier(k, factored(stage), t.heads());
+        initBarrier(k, factored(stage), kWarp * t.heads());
         initBarrier(k, weighted(stage), 4);
         initBarrier(k, empty(stage), 4 * t.units);
       }
@@ -811,9 +811,11 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
               waitForRoom(turn);
               return factorsAt(turn.stage, headIndex);
             })};
-            k.syncWarp();
-            k.ifThen(lane == 0.0, [&] { arrive(k, factored(turn.stage)); });
-            k.syncWarp();
+            // Every lane arrives for what it wrote. One lane for its warp,
+            // behind a __syncwarp, would be as right and is no faster; but
+            // compute-sanitizer's racecheck follows only the lane that arrives,
+            // and reports what the other 31 wrote.
+            arrive(k, factored(turn.stage));
             llvm::append_range(out, next);
             return out;
           });
