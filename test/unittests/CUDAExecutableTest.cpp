@@ -992,10 +992,62 @@ func.func @main(%x: tensor<?x?x8xf32>, %v: tensor<?x?x8xf32>) -> tensor<?x?x8xf3
   }
   ASSERT_EQ(program->observations().size(), 1u);
   EXPECT_EQ(program->observations()[0].bins, 256);
-  // A graph has no observations.
+  // Of the launches of a graph the first and every 64th observe.
   std::shared_ptr<CapturedRun> run =
       take(program->capture("main", inputs, outputs));
   EXPECT_EQ(run->numNodes(), 1u);
+  uint64_t before = program->observations()[0].calls;
+  for (void *handle : {static_cast<void *>(nullptr), stream.handle()})
+    for (int launch = 0; launch < 64; ++launch) {
+      takeLaunches();
+      corey_fake_reset_calls();
+      ASSERT_OK(run->launch(handle));
+      EXPECT_EQ(takeLaunches().size(), launch == 0 ? 3u : 1u);
+      // What the first one saw is there when the second one asks.
+      EXPECT_EQ(program->observations()[0].calls,
+                before + (handle ? 1 : 0) + (launch == 0 ? 0 : 1));
+      EXPECT_EQ(corey_fake_calls("cuEventSynchronize"), 0u);
+      EXPECT_EQ(corey_fake_calls("cuStreamSynchronize"), handle ? 0u : 1u);
+    }
+  // What is not there yet is nobody's concern.
+  corey_fake_hold_events(true);
+  for (int launch = 0; launch < 63; ++launch)
+    ASSERT_OK(run->launch(stream.handle()));
+  EXPECT_EQ(program->observations()[0].calls, before + 2);
+  corey_fake_hold_events(false);
+  ASSERT_OK(run->launch(stream.handle()));
+  EXPECT_EQ(program->observations()[0].calls, before + 3);
+}
+
+TEST_F(CUDAExecutableTest, GraphsObserveForPoliciesThatAsk) {
+  CompileOptions options;
+  options.policy = "entropy";
+  std::shared_ptr<Executable> program =
+      take(context()->compile(kScan, options));
+  std::vector<Tensor> inputs = scanInputs(4096);
+  std::vector<Tensor> outputs = take(program->makeOutputs("main", inputs));
+  std::shared_ptr<CapturedRun> run =
+      take(program->capture("main", inputs, outputs));
+  auto observes = [&] {
+    takeLaunches();
+    Status status = run->launch();
+    EXPECT_TRUE(status) << status.message();
+    std::vector<Launch> launches = takeLaunches();
+    return std::any_of(
+        launches.begin(), launches.end(),
+        [](const Launch &each) { return each.kernel == "observe_moments"; });
+  };
+  EXPECT_TRUE(observes());
+  EXPECT_TRUE(program->observations().empty());
+  EXPECT_FALSE(observes());
+  EXPECT_EQ(program->observations()[0].calls, 1u);
+  // One that asks for nothing ends it, until there is one that does.
+  ASSERT_OK(program->setPolicy("", "unsplit"));
+  for (int launch = 2; launch < 128; ++launch)
+    EXPECT_FALSE(observes());
+  EXPECT_EQ(program->chunks()[0].chunk, 4096);
+  ASSERT_OK(program->setPolicy("", "entropy"));
+  EXPECT_TRUE(observes());
 }
 
 TEST_F(CUDAExecutableTest, ObservationsAreAsTheOptionsSay) {

@@ -834,6 +834,45 @@ func.func @main(%x: tensor<?x?x64xbf16>, %w: tensor<64xbf16>) -> tensor<?x?x64xb
   EXPECT_NEAR(info.variance, 1, 0.02);
 }
 
+TEST_F(GPU, GraphsFollowWhatPoliciesSee) {
+  ScanProgram p{64, 16};
+  CompileOptions options;
+  options.policy = "entropy";
+  std::shared_ptr<Executable> program =
+      take(context->compile(p.source(), options));
+  Tensors inputs = upload(scanInputs(p, 1, 5000));
+  Tensors outputs = take(program->makeOutputs("main", inputs));
+  std::shared_ptr<CapturedRun> run =
+      take(program->capture("main", inputs, outputs));
+  auto launch = [&](int times) {
+    for (int i = 0; i < times; ++i)
+      ASSERT_OK(run->launch());
+  };
+  launch(1);
+  EXPECT_FALSE(program->chunks()[0].usedData);
+  launch(1);
+  ChunkInfo first = program->chunks()[0];
+  EXPECT_TRUE(first.usedData) << first.reason;
+  ObservationInfo seen = program->observations().at(0);
+  EXPECT_EQ(seen.calls, 1u);
+  EXPECT_EQ(seen.count, 5000u * 64);
+  // The graph is what a run is with that chunk.
+  Tensors captured = download(outputs);
+  Tensors again = take(program->makeOutputs("main", inputs));
+  ASSERT_OK(program->setPolicy("", "static:" + std::to_string(first.chunk)));
+  ASSERT_OK(program->run("main", inputs, again));
+  EXPECT_TRUE(sameBits(captured, download(again)));
+  // Of two values the entropy is at most ln 2, and in the end its average is.
+  ASSERT_OK(program->setPolicy("", "entropy"));
+  int n = 0;
+  ASSERT_OK(inputs[0].copyFrom(
+      make(p.type, {1, 5000, 64}, [&] { return double(n++ % 2); })));
+  launch(64 * 12);
+  ChunkInfo last = program->chunks()[0];
+  EXPECT_TRUE(last.usedData) << last.reason;
+  EXPECT_NE(last.chunk, first.chunk) << last.reason;
+}
+
 //===----------------------------------------------------------------------===//
 // Errors
 //===----------------------------------------------------------------------===//

@@ -66,7 +66,7 @@ public:
           spent > budgetMs * static_cast<double>(settings.size()))
         break;
       for (Setting &each : settings)
-        if (Status status = runOnce(each, prompts, /*record=*/round >= 0);
+        if (Status status = takeTurn(each, prompts, /*record=*/round >= 0);
             !status)
           return status;
     }
@@ -75,6 +75,19 @@ public:
 
 private:
   static constexpr int kMinRounds = 5, kMaxRounds = 1000;
+  /// Runs of a setting before it is the next one's turn, where there are
+  /// several. The first after another policy captures graphs anew and is not
+  /// counted.
+  static constexpr int kRunsOfTurn = 4;
+
+  Status takeTurn(Setting &setting, const TokenSequences &prompts,
+                  bool record) {
+    bool isNew = setting.policy != current;
+    for (int i = isNew ? -1 : 0; i < (isNew ? kRunsOfTurn : 1); ++i)
+      if (Status status = runOnce(setting, prompts, record && i >= 0); !status)
+        return status;
+    return Status::ok();
+  }
 
   Status runOnce(Setting &setting, const TokenSequences &prompts, bool record) {
     if (setting.policy != current) {

@@ -252,8 +252,11 @@ int64_t corey_rt_chunk(int64_t site, int64_t batch, int64_t length,
   if (index < 0)
     return fallback > 0 ? fallback : std::max<int64_t>(length, 1);
   // On a CUDA device the site's own units hold: its multiprocessors.
-  scheduler::Decision decision = state.program->chunks[index]->decide(
-      batch, length, state.cuda ? 0 : state.threads);
+  int64_t units = state.cuda ? 0 : state.threads;
+  scheduler::Site &asked = *state.program->chunks[index];
+  scheduler::Decision decision = asked.decide(batch, length, units);
+  if (state.decided)
+    state.decided->push_back({&asked, batch, length, units, decision});
   state.variants.resize(state.program->chunks.size());
   state.variants[index] = static_cast<int>(decision.variant);
   return std::max<int64_t>(decision.chunk, 1);

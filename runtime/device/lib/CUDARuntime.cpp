@@ -310,8 +310,7 @@ static scheduler::Statistics statisticsOf(scheduler::Estimator &estimator,
 
 /// Hands on what has arrived at a site.
 static Status publish(CallState &state, size_t site) {
-  PendingObservation &seen = state.cuda->observations[site];
-  seen.pending = false;
+  const PendingObservation &seen = state.cuda->observations[site];
   Expected<scheduler::Estimator *> estimator = estimatorOf(state, site);
   if (!estimator)
     return estimator.takeStatus();
@@ -329,14 +328,22 @@ void cuda::publishObservations(CallState &state) {
   if (state.cuda->capturing)
     return;
   for (size_t site = 0; site < state.cuda->observations.size(); ++site) {
-    const PendingObservation &seen = state.cuda->observations[site];
+    PendingObservation &seen = state.cuda->observations[site];
     if (!seen.pending)
       continue;
     Expected<bool> done = seen.done.isDone();
     // An error of the device shows where its work is waited for.
-    if (done && *done)
-      (void)publish(state, site);
+    if (!done || !*done)
+      continue;
+    seen.pending = false;
+    (void)publish(state, site);
   }
+}
+
+void cuda::publishCapturedObservations(CallState &state) {
+  for (size_t site = 0; site < state.cuda->observations.size(); ++site)
+    if (state.cuda->observations[site].pending)
+      (void)publish(state, site);
 }
 
 /// Has what comes next on the side stream follow the call's work so far.
@@ -435,12 +442,14 @@ static Expected<bool> observe(CallState &state, size_t index,
     return false;
   call.observations.resize(state.program->observations.size());
   PendingObservation &seen = call.observations[index];
-  if (seen.pending) {
+  // The last count of a site that is captured again is done, or is the graph's.
+  if (seen.pending && !call.capturing) {
     Expected<bool> done = seen.done.isDone();
     if (!done)
       return done.takeStatus();
     if (!*done)
       return false;
+    seen.pending = false;
     if (Status status = publish(state, index); !status)
       return status;
   }
@@ -542,7 +551,7 @@ int64_t corey_rt_device_observe(int64_t site, int64_t address, int64_t layout,
   CallState &state = device::callOrDefault();
   cuda::Call *call = deviceCall();
   int64_t index = findSite(state, site);
-  if (!call || call->capturing || index < 0)
+  if (!call || index < 0 || (call->capturing && !call->capturesObservations))
     return 0;
   Expected<bool> isCounted =
       observe(state, static_cast<size_t>(index), toPointer<const void>(address),

@@ -44,11 +44,15 @@ public:
   virtual bool isCaptured() const { return false; }
   /// Keeps `owner` while a graph of the caller uses its memory.
   virtual void keep(std::shared_ptr<void> owner) { (void)owner; }
-  /// Captures what `body` does with the call, anew if it has captured before.
-  virtual Status capture(llvm::function_ref<Status()> body);
+  /// Captures what `body` does with the call, anew if it has captured before;
+  /// with what it observes if `observes`.
+  virtual Status capture(llvm::function_ref<Status()> body, bool observes);
   /// Launches what was captured on a stream, or on the call's own, and waits,
   /// for null.
   virtual Status launch(void *stream);
+  /// Hands on what the last launch has observed. False if there is nothing, or
+  /// nothing yet; does not wait.
+  virtual bool publish() { return false; }
   virtual size_t numNodes() const { return 0; }
   virtual uint64_t instantiations() const { return 0; }
 

@@ -16,7 +16,7 @@ Call::~Call() = default;
 Image::~Image() = default;
 Backend::~Backend() = default;
 
-Status Call::capture(llvm::function_ref<Status()>) {
+Status Call::capture(llvm::function_ref<Status()>, bool) {
   return Status::unsupported("expected a CUDA device to capture on, got cpu");
 }
 Status Call::launch(void *) {

@@ -41,6 +41,11 @@ public:
   CUDACall(std::shared_ptr<cuda::Device> device,
            std::shared_ptr<const cuda::Program> program)
       : PooledCall(std::move(device), std::move(program), state) {}
+  ~CUDACall() override {
+    // The graph writes to memory of the host.
+    if (isObserving)
+      (void)observed.synchronize();
+  }
 
   bool takes(const Tensor &tensor, bool isOutput) const override {
     return isAligned(tensor) && (!isOutput || tensor.isContiguous());
@@ -62,12 +67,13 @@ public:
     PooledCall::keep(std::move(owner));
   }
 
-  Status capture(llvm::function_ref<Status()> body) override {
+  Status capture(llvm::function_ref<Status()> body, bool observes) override {
     // Nothing may be loaded while a stream is captured.
     if (Status status = program->loadAll(); !status)
       return status;
     cuda.arena.keepBlocks();
     cuda.capturing = true;
+    cuda.capturesObservations = observes;
     Status status = Status::ok();
     if (graph.instantiations()) {
       status = graph.recapture(own.handle(), body);
@@ -85,12 +91,23 @@ public:
   Status launch(void *stream) override {
     if (Status status = earlierError(); !status)
       return status;
-    if (stream)
-      return graph.launch(stream);
-    Status status = graph.launch(own.handle());
-    if (status)
-      status = own.synchronize();
+    Status status = graph.launch(stream ? stream : own.handle());
+    if (status && cuda.capturesObservations)
+      status = markObserved(stream ? stream : own.handle());
+    if (stream || !status)
+      return status;
+    status = own.synchronize();
     return status ? cuda::takeDeviceError(cuda) : status;
+  }
+  bool publish() override {
+    if (!isObserving)
+      return false;
+    Expected<bool> done = observed.isDone();
+    if (!done || !*done)
+      return false;
+    isObserving = false;
+    cuda::publishCapturedObservations(state);
+    return true;
   }
   size_t numNodes() const override { return graph.numNodes(); }
   uint64_t instantiations() const override { return graph.instantiations(); }
@@ -100,6 +117,21 @@ public:
   }
 
 private:
+  Status markObserved(void *stream) {
+    if (!observed) {
+      Expected<cuda::Event> event = cuda::Event::create(cuda.device);
+      if (!event)
+        return event.takeStatus();
+      observed = std::move(*event);
+    }
+    isObserving = true;
+    return observed.record(stream);
+  }
+
+  /// Recorded behind a launch that observes, and whether there was one whose
+  /// statistics nobody has yet.
+  cuda::Event observed;
+  bool isObserving = false;
   /// What capture() made; destroyed before the memory that it uses.
   cuda::Graph graph;
 };

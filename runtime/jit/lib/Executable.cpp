@@ -1785,57 +1785,119 @@ Executable::makeOutputs(std::string_view name,
 //===----------------------------------------------------------------------===//
 
 struct CapturedRun::Impl {
+  /// The run as a graph.
+  struct Recording {
+    std::unique_ptr<Call> call;
+    /// Of Executable::Impl::changes, when the call was captured.
+    uint64_t changes = 0;
+    /// Whether it is to be captured, the first time or again.
+    bool isDue = true;
+    /// What was bound then.
+    std::vector<device::CallState::Decided> decided;
+  };
+  /// Of how many launches one observes: a thousandth or two of their time for
+  /// a whole model.
+  static constexpr uint64_t kLaunchesPerObservation = 64;
+
   std::shared_ptr<Executable> executable;
   const Function *function = nullptr;
   std::vector<Tensor> inputs, outputs;
-  std::unique_ptr<Call> call;
+  Recording plain, observing;
   int repeats = 1;
-  /// Of Executable::Impl::changes, when the call was captured.
-  uint64_t changes = 0;
+  uint64_t launches = 0;
   std::mutex mutex;
 
-  Status capture();
+  Status capture(Recording &recording);
+  Status refresh(Recording &recording);
+  bool wantsStatistics() const;
+  void takeStatistics();
 };
 
 CapturedRun::CapturedRun() : impl(std::make_unique<Impl>()) {}
 CapturedRun::~CapturedRun() = default;
 
-Status CapturedRun::Impl::capture() {
+Status CapturedRun::Impl::capture(Recording &recording) {
   Executable::Impl &program = *executable->impl;
+  if (!recording.call) {
+    Expected<std::unique_ptr<Call>> made = program.image->create();
+    if (!made)
+      return made.takeStatus();
+    recording.call = std::move(*made);
+    recording.call->state.program = &program.program;
+  }
+  Call &call = *recording.call;
   uint64_t now = program.changes;
   if (Status status =
           program.prepareCall(*function, inputs.data(), inputs.size(),
-                              outputs.data(), outputs.size(), *call);
+                              outputs.data(), outputs.size(), call);
       !status)
     return status;
+  recording.decided.clear();
+  call.state.decided = &recording.decided;
   auto body = [&] {
     Status status;
     for (int i = 0; status && i < repeats; ++i)
-      status = program.execute(*function, inputs.data(), outputs.data(), *call);
+      status = program.execute(*function, inputs.data(), outputs.data(), call);
     return status;
   };
-  if (Status status = call->capture(body); !status)
+  if (Status status = call.capture(body, &recording == &observing); !status)
     return status;
-  changes = now;
+  recording.changes = now;
+  recording.isDue = false;
   return Status::ok();
+}
+
+/// Captures it if there is reason to.
+Status CapturedRun::Impl::refresh(Recording &recording) {
+  return recording.isDue || recording.changes != executable->impl->changes
+             ? capture(recording)
+             : Status::ok();
+}
+
+/// Whether a policy decides on what it sees, or the program looks at its values
+/// anyway.
+bool CapturedRun::Impl::wantsStatistics() const {
+  return llvm::any_of(executable->impl->program.observations,
+                      [](const std::unique_ptr<device::ObservationSite> &each) {
+                        return !each->target ||
+                               each->target->policy()->statistics();
+                      });
+}
+
+/// Hands on what the last launch that observed has seen, if it is there, and
+/// has everything captured again if policies now choose otherwise.
+void CapturedRun::Impl::takeStatistics() {
+  if (!observing.call || !observing.call->publish())
+    return;
+  for (const device::CallState::Decided &each : plain.decided) {
+    scheduler::Decision now =
+        each.site->decide(each.batch, each.length, each.units);
+    if (now.chunk != each.decision.chunk ||
+        now.variant != each.decision.variant)
+      plain.isDue = observing.isDue = true;
+  }
 }
 
 Status CapturedRun::launch(void *stream) {
   std::lock_guard<std::mutex> lock(impl->mutex);
-  if (impl->changes != impl->executable->impl->changes)
-    if (Status status = impl->capture(); !status)
-      return status;
-  return impl->call->launch(stream);
+  impl->takeStatistics();
+  bool observes = impl->launches++ % Impl::kLaunchesPerObservation == 0 &&
+                  impl->wantsStatistics();
+  Impl::Recording &recording = observes ? impl->observing : impl->plain;
+  if (Status status = impl->refresh(recording); !status)
+    return status;
+  return recording.call->launch(stream);
 }
 
 Status CapturedRun::update() {
   std::lock_guard<std::mutex> lock(impl->mutex);
-  return impl->capture();
+  impl->observing.isDue = true;
+  return impl->capture(impl->plain);
 }
 
-size_t CapturedRun::numNodes() const { return impl->call->numNodes(); }
+size_t CapturedRun::numNodes() const { return impl->plain.call->numNodes(); }
 uint64_t CapturedRun::instantiations() const {
-  return impl->call->instantiations();
+  return impl->plain.call->instantiations();
 }
 const std::vector<Tensor> &CapturedRun::outputs() const {
   return impl->outputs;
@@ -1866,12 +1928,7 @@ Executable::capture(std::string_view name, const std::vector<Tensor> &inputs,
       return made.takeStatus();
     run->impl->outputs = std::move(*made);
   }
-  Expected<std::unique_ptr<Call>> call = impl->image->create();
-  if (!call)
-    return call.takeStatus();
-  run->impl->call = std::move(*call);
-  run->impl->call->state.program = &impl->program;
-  if (Status status = run->impl->capture(); !status)
+  if (Status status = run->impl->capture(run->impl->plain); !status)
     return status;
   return run;
 }

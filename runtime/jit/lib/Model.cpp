@@ -801,8 +801,9 @@ Status Model::Impl::prefillEqual(const std::vector<int32_t> &ids,
                 {logits}, states.impl->pools);
         !status)
       return status;
-    // Policies that decide on data look at each run, which a graph does not.
-    if (device.kind == Device::CUDA && executable->observations().empty()) {
+    // Values that are observed for their own sake are, in each run; a graph
+    // looks at some of its launches, which is enough for policies.
+    if (device.kind == Device::CUDA && !options.compile.observeValues) {
       if (prefillers.size() >= kPrefillers)
         prefillers.pop_back();
       prefillers.insert(prefillers.begin(), std::move(made));

@@ -56,11 +56,19 @@ struct corey::cuda::driver::CUgraphExec_st {
 };
 struct corey::cuda::driver::CUstream_st {
   CUcontext context;
-  std::unique_ptr<CUgraph_st> capture;
+  /// What is captured, and the stream that it was begun on; another one that
+  /// has waited for it takes part.
+  std::shared_ptr<CUgraph_st> capture;
+  CUstream origin = nullptr;
+  /// Whether the origin has waited for the last work on the stream.
+  bool isJoined = true;
 };
 struct corey::cuda::driver::CUevent_st {
   bool timing;
   bool recorded = false;
+  /// Of the capture that it was last recorded in.
+  std::weak_ptr<CUgraph_st> capture = {};
+  CUstream stream = nullptr;
   std::chrono::steady_clock::time_point time;
 };
 struct corey::cuda::driver::CUlinkState_st {
@@ -87,6 +95,8 @@ struct State {
   CUctx_st contexts[8] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
   /// User objects that no graph has taken yet.
   std::map<CUuserObject, std::shared_ptr<CUuserObject_st>> objects;
+  /// Streams that take part in a capture that was begun on another.
+  std::vector<CUstream> forked;
 };
 State &state() {
   static State &state = *new State;
@@ -143,10 +153,12 @@ CUresult checkStream(CUstream stream) {
 CUresult put(CUstream stream, std::string kind, std::function<void()> work) {
   if (CUresult result = checkStream(stream))
     return result;
-  if (reinterpret_cast<uintptr_t>(stream) > 2 && stream->capture)
+  if (reinterpret_cast<uintptr_t>(stream) > 2 && stream->capture) {
     stream->capture->nodes.push_back({std::move(kind), std::move(work)});
-  else
+    stream->isJoined = false;
+  } else {
     work();
+  }
   return CUDA_SUCCESS;
 }
 
@@ -498,9 +510,25 @@ CUresult cuStreamSynchronize(CUstream stream) {
   REFUSE_CAPTURE();
   return checkStream(stream);
 }
-CUresult cuStreamWaitEvent(CUstream stream, CUevent, unsigned) {
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned) {
   ENTER(cuStreamWaitEvent);
-  return checkStream(stream);
+  if (CUresult result = checkStream(stream))
+    return result;
+  std::shared_ptr<CUgraph_st> capture = event->capture.lock();
+  bool isReal = reinterpret_cast<uintptr_t>(stream) > 2;
+  if (!capture)
+    return isReal && stream->capture ? CUDA_ERROR_STREAM_CAPTURE_ISOLATION
+                                     : CUDA_SUCCESS;
+  if (!isReal || (stream->capture && stream->capture != capture))
+    return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+  if (!stream->capture) {
+    stream->capture = capture;
+    stream->origin = event->stream->origin;
+    stream->isJoined = false;
+    state().forked.push_back(stream);
+  }
+  event->stream->isJoined = true;
+  return CUDA_SUCCESS;
 }
 CUresult cuStreamGetCtx(CUstream stream, CUcontext *context) {
   ENTER(cuStreamGetCtx);
@@ -519,17 +547,29 @@ CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode) {
   ENTER(cuStreamBeginCapture);
   if (reinterpret_cast<uintptr_t>(stream) <= 2 || stream->capture)
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  stream->capture = std::make_unique<CUgraph_st>();
+  stream->capture = std::make_shared<CUgraph_st>();
+  stream->origin = stream;
   ++capturing;
   return CUDA_SUCCESS;
 }
 CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
   ENTER(cuStreamEndCapture);
-  if (!stream->capture)
+  if (!stream->capture || stream->origin != stream)
     return CUDA_ERROR_INVALID_VALUE;
-  *graph = stream->capture.release();
+  *graph = nullptr;
+  bool isJoined = true;
+  auto &forked = state().forked;
+  for (size_t i = forked.size(); i-- > 0;)
+    if (forked[i]->origin == stream) {
+      isJoined &= forked[i]->isJoined;
+      forked[i]->capture = nullptr;
+      forked.erase(forked.begin() + static_cast<ptrdiff_t>(i));
+    }
+  if (isJoined)
+    *graph = new CUgraph_st(*stream->capture);
+  stream->capture = nullptr;
   --capturing;
-  return CUDA_SUCCESS;
+  return isJoined ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
 }
 CUresult cuStreamGetCaptureInfo_v2(CUstream stream,
                                    CUstreamCaptureStatus *status, uint64_t *id,
@@ -561,6 +601,11 @@ CUresult cuEventDestroy_v2(CUevent event) {
 }
 CUresult cuEventRecord(CUevent event, CUstream stream) {
   ENTER(cuEventRecord);
+  bool captures = reinterpret_cast<uintptr_t>(stream) > 2 && stream->capture;
+  event->capture = captures ? stream->capture : nullptr;
+  event->stream = captures ? stream : nullptr;
+  if (captures)
+    return checkStream(stream);
   return put(stream, "event", [=] {
     event->recorded = true;
     event->time = std::chrono::steady_clock::now();
@@ -569,6 +614,8 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
 CUresult cuEventQuery(CUevent event) {
   ENTER(cuEventQuery);
   REFUSE_CAPTURE();
+  if (!event->capture.expired())
+    return CUDA_ERROR_CAPTURED_EVENT;
   return event->recorded && state().holdEvents ? CUDA_ERROR_NOT_READY
                                                : CUDA_SUCCESS;
 }

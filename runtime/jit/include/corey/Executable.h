@@ -212,12 +212,17 @@ public:
   ~CapturedRun();
   /// Puts the run on a stream, and captures it again first if a chunk, variant,
   /// policy or weight has been set since. For null it runs on a stream of its
-  /// own, and is done on return.
+  /// own, and is done on return. Where a policy decides on statistics, or the
+  /// program observes, every 64th launch gathers them, the first one to begin
+  /// with; it is a graph of its own. A later launch takes them when they are
+  /// there, waits for nothing, and captures again if a policy then chooses
+  /// otherwise.
   Status launch(void *stream = nullptr);
   /// Captures it again, for what the policies choose now.
   Status update();
+  /// Of the graph that does not observe: its nodes, and how often the driver
+  /// did not take an update in place, and once.
   size_t numNodes() const;
-  /// How often the driver did not take an update in place, and once.
   uint64_t instantiations() const;
   const std::vector<Tensor> &outputs() const;
 
@@ -266,8 +271,8 @@ public:
   /// innermost stride is not 1 is copied first, and an output that is not
   /// contiguous after; other strides cost nothing. `dt` and `decay` of
   /// `ssm.ssd` are read with any strides, [B, H, L] in memory say, where an
-  /// input is nothing but those (see the pass `ssm-any-strides`). Calls of known
-  /// shapes with given outputs allocate no memory.
+  /// input is nothing but those (see the pass `ssm-any-strides`). Calls of
+  /// known shapes with given outputs allocate no memory.
   ///
   /// Where an output is a pool of states whose `slots` an op has updated
   /// (`last_state` of `ssm.selective_scan`, `final_states` of `ssm.ssd`,
@@ -294,8 +299,8 @@ public:
   Status run(std::string_view function, const Tensor *inputs, size_t numInputs,
              Tensor *outputs, size_t numOutputs, void *stream = nullptr);
   /// Captures a run, on a CUDA device; nothing of it runs yet. `outputs` may be
-  /// empty, as for run(). `repeats` has one launch run it so often. Statistics
-  /// are not gathered. Errors: those of run(), Unsupported on the CPU.
+  /// empty, as for run(). `repeats` has one launch run it so often. Errors:
+  /// those of run(), Unsupported on the CPU.
   Expected<std::shared_ptr<CapturedRun>>
   capture(std::string_view function, const std::vector<Tensor> &inputs,
           const std::vector<Tensor> &outputs = {}, int repeats = 1);

@@ -114,6 +114,13 @@ struct CallState {
   std::vector<Seen> seen;
   /// The variant that each chunk site's last decision in this call chose.
   std::vector<int> variants;
+  /// What sites decide in a call is added here unless it is null.
+  struct Decided {
+    scheduler::Site *site;
+    int64_t batch, length, units;
+    scheduler::Decision decision;
+  };
+  std::vector<Decided> *decided = nullptr;
   /// The first error of the call. Functions that compiled code calls do nothing
   /// more on a device once there is one.
   Status error;

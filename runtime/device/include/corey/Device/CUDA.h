@@ -501,6 +501,9 @@ struct Call {
   /// Of the call in progress.
   void *stream = nullptr;
   bool capturing = false;
+  /// Whether a capture takes what counts observed tensors into the graph. Every
+  /// site that it passed is `pending` from then on.
+  bool capturesObservations = false;
   Arena arena;
   Gemm gemm;
   /// By the program's observation sites.
@@ -529,6 +532,10 @@ Status joinObservations(Call &call);
 /// Hands on what earlier calls on `state` have seen and is there by now. To be
 /// called before a call, with its `capturing` set; does not wait.
 void publishObservations(device::CallState &state);
+
+/// Hands on what a launch of the graph that `state` was captured into has seen,
+/// once the launch is done.
+void publishCapturedObservations(device::CallState &state);
 
 } // namespace corey::cuda
 

@@ -124,8 +124,8 @@ struct corey_rt_observed {
 /// a corey_rt_observation that is filled in, launched before a call of
 /// corey_rt_device_observed(), which is their end. They run beside the call's
 /// other work, on a stream of their own, and the statistics are there for a
-/// later call. A site whose last count is still under way, and a call that is
-/// captured into a graph, are not looked at.
+/// later call. A site whose last count is still under way is not looked at, nor
+/// is a call that somebody else captures into a graph.
 int64_t corey_rt_device_observe(int64_t site, int64_t address, int64_t layout,
                                 int64_t rank, int64_t width,
                                 int64_t observation);
