@@ -41,6 +41,26 @@ std::pair<double, double> quartiles(std::vector<double> values) {
   return {values[n / 4], values[std::min(n - 1, (3 * n) / 4)]};
 }
 
+/// What the median lies between at a confidence of 95 %, by the order of the
+/// sample alone: n / 2 -+ 1.96 sqrt(n) / 2.
+std::pair<double, double> confidence(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  double n = static_cast<double>(values.size()), reach = 0.98 * std::sqrt(n);
+  auto low = static_cast<size_t>(std::max(0.0, std::floor(n / 2 - reach)));
+  auto high = static_cast<size_t>(std::min(n - 1, std::ceil(n / 2 + reach)));
+  return {values[low], values[high]};
+}
+
+/// The least median prefill of constant chunks; NaN if there is none.
+double bestStaticPrefill(std::vector<Setting> settings) {
+  double best = NAN;
+  for (Setting &each : settings)
+    if (llvm::StringRef(each.policy).starts_with("static") ||
+        each.policy == "unsplit")
+      best = std::fmin(best, median(each.prefillMs));
+  return best;
+}
+
 class LanguageModelBenchmark {
 public:
   LanguageModelBenchmark(Model &model, int64_t generate, double budgetMs)
@@ -214,7 +234,9 @@ int corey::runLM(int argc, char **argv) {
   bool print = json != "-";
   if (print)
     llvm::outs() << "model          dtype prompt batch policy        prefill "
-                    "ms  token ms  total ms    floors: prefill  token\n";
+                    "ms  token ms  total ms    floors: prefill  token"
+                 << (policies.size() > 1 ? "  prefill over best constant" : "")
+                 << "\n";
   llvm::json::Array results;
   for (const std::string &name : models) {
     ModelOptions options;
@@ -259,6 +281,7 @@ int corey::runLM(int argc, char **argv) {
             2 * ((matrices - head) * static_cast<double>(prompt) + head) *
             static_cast<double>(batch);
         double bytes = static_cast<double>(info.weightBytes);
+        double bestStatic = bestStaticPrefill(settings);
         for (Setting &each : settings) {
           double prefillMs = median(each.prefillMs),
                  decodeMs = median(each.decodeMs),
@@ -275,12 +298,20 @@ int corey::runLM(int argc, char **argv) {
                          << llvm::left_justify(dtypeName(type), 5)
                          << llvm::format(" %6ld %5ld ", prompt, batch)
                          << llvm::left_justify(each.policy, 13)
-                         << llvm::format("%10.3f %9.4f %9.3f  %15.3f %6.4f\n",
+                         << llvm::format("%10.3f %9.4f %9.3f  %15.3f %6.4f",
                                          prefillMs, tokenMs, totalMs,
                                          prefillFloor, tokenFloor);
+          if (print && !std::isnan(bestStatic))
+            llvm::outs() << llvm::format("  %+.2f%%",
+                                         (prefillMs / bestStatic - 1) * 100);
+          if (print)
+            llvm::outs() << "\n";
           llvm::outs().flush();
           auto [prefillLow, prefillHigh] = quartiles(each.prefillMs);
           auto [totalLow, totalHigh] = quartiles(each.totalMs);
+          auto [prefillLeast, prefillMost] = confidence(each.prefillMs);
+          auto [decodeLeast, decodeMost] = confidence(each.decodeMs);
+          double steps = generate > 1 ? generate - 1 : NAN;
           results.push_back(llvm::json::Object{
               {"benchmark", "lm"},
               {"model", name},
@@ -294,7 +325,13 @@ int corey::runLM(int argc, char **argv) {
               {"policy", each.policy},
               {"prefill_ms", prefillMs},
               {"prefill_quartiles_ms", {prefillLow, prefillHigh}},
+              {"prefill_ci95_ms", {prefillLeast, prefillMost}},
+              {"prefill_over_best_static",
+               jsonNumber(prefillMs / bestStatic - 1)},
               {"per_token_ms", jsonNumber(tokenMs)},
+              {"per_token_ci95_ms",
+               {jsonNumber(decodeLeast / steps),
+                jsonNumber(decodeMost / steps)}},
               {"total_ms", totalMs},
               {"total_quartiles_ms", {totalLow, totalHigh}},
               {"rounds", static_cast<int64_t>(each.totalMs.size())},

@@ -825,8 +825,9 @@ int corey::runSchedule(int argc, char **argv) {
                          cl::init(400), cl::cat(category));
   cl::opt<std::string> tablePath(
       "table",
-      cl::desc(
-          "Chunk table of the measured policy; default: one measured first"),
+      cl::desc("Chunk table of the measured policy; shipped: what programs "
+               "consult, the default with --batch; else the default is one "
+               "measured first"),
       cl::value_desc("file"), cl::cat(category));
   cl::opt<std::string> modelPath(
       "model",
@@ -880,13 +881,15 @@ int corey::runSchedule(int argc, char **argv) {
     // What the policies know beforehand.
     sched::PolicyContext knowledge;
     std::string tableSource = tablePath, modelSource = modelPath;
-    if (!tablePath.empty()) {
+    // What programs know, a table of the sizes to come being the oracle's.
+    bool isShipped =
+        tablePath == "shipped" || (tablePath.empty() && !batchList.empty());
+    if (!isShipped && !tablePath.empty()) {
       Expected<sched::ChunkTable> loaded = sched::ChunkTable::load(tablePath);
       if (!loaded)
         return reportError(kTool, loaded.status());
       knowledge.table = std::make_shared<sched::ChunkTable>(std::move(*loaded));
-    } else if (!batchList.empty()) {
-      // Those that are there: a table of the sizes to come is the oracle's.
+    } else if (isShipped) {
       Expected<sched::ChunkTable> known = sched::ChunkTable::shippedAndCached();
       if (!known)
         return reportError(kTool, known.status());
@@ -916,8 +919,7 @@ int corey::runSchedule(int argc, char **argv) {
           device, problem.op, problem.type, site.variants.back().name);
       if (shipped && shipped->device == device.name) {
         modelSource = "shipped for " + shipped->device;
-      } else if (tablePath.empty() && !batchList.empty()) {
-        // As programs decide.
+      } else if (isShipped) {
         modelSource = "none";
       } else {
         Expected<sched::CostModel> fitted =
@@ -1001,6 +1003,15 @@ int corey::runSchedule(int argc, char **argv) {
       }
     }
 
+    // The constant that is best over all calls, of those that were asked for.
+    const sched::PolicyReport *bestStatic = nullptr;
+    for (const sched::PolicyReport &p : report->policies)
+      if (llvm::StringRef(p.policy).starts_with("static") &&
+          (!bestStatic || p.meanMs < bestStatic->meanMs))
+        bestStatic = &p;
+    auto gain = [&](const sched::PolicyReport &p) {
+      return 1 - p.meanMs / bestStatic->meanMs;
+    };
     std::string op = sched::opKindName(problem.op);
     if (!toStdout) {
       llvm::outs() << op << " " << sched::elementTypeName(problem.type) << " "
@@ -1019,6 +1030,13 @@ int corey::runSchedule(int argc, char **argv) {
                                      p.meanMs, p.gapToOracle * 100,
                                      p.decisionNs, p.statisticsMs,
                                      static_cast<long long>(p.switches));
+      if (bestStatic)
+        for (const sched::PolicyReport &p : report->policies)
+          if (!llvm::StringRef(p.policy).starts_with("static"))
+            llvm::outs() << p.policy << " takes "
+                         << llvm::format("%.2f%%", gain(p) * 100)
+                         << " less time than " << bestStatic->policy
+                         << ", the best constant\n";
       llvm::outs().flush();
     }
     llvm::json::Array list;
@@ -1029,31 +1047,36 @@ int corey::runSchedule(int argc, char **argv) {
                                              {"calls", r.calls},
                                              {"mean_ms", r.meanMs},
                                              {"gap_to_oracle", r.gapToOracle}});
-      list.push_back(llvm::json::Object{{"policy", p.policy},
-                                        {"mean_ms", p.meanMs},
-                                        {"gap_to_oracle", p.gapToOracle},
-                                        {"decision_ns", p.decisionNs},
-                                        {"statistics_ms", p.statisticsMs},
-                                        {"switches", p.switches},
-                                        {"used_data", p.usedData},
-                                        {"regimes", std::move(regimes)}});
+      list.push_back(llvm::json::Object{
+          {"policy", p.policy},
+          {"mean_ms", p.meanMs},
+          {"gap_to_oracle", p.gapToOracle},
+          {"gain_over_best_static", bestStatic ? llvm::json::Value(gain(p))
+                                               : llvm::json::Value(nullptr)},
+          {"decision_ns", p.decisionNs},
+          {"statistics_ms", p.statisticsMs},
+          {"switches", p.switches},
+          {"used_data", p.usedData},
+          {"regimes", std::move(regimes)}});
     }
-    results.push_back(
-        llvm::json::Object{{"op", op},
-                           {"dtype", sched::elementTypeName(problem.type)},
-                           {"channels", problem.channels},
-                           {"head_dim", problem.headDim},
-                           {"states", problem.states},
-                           {"groups", problem.groups},
-                           {"device", device.name},
-                           {"threads", device.units},
-                           {"calls", report->calls},
-                           {"lengths", report->shapes},
-                           {"oracle_mean_ms", report->oracleMeanMs},
-                           {"rel_l2_error", error},
-                           {"table", tableSource},
-                           {"cost_model", modelSource},
-                           {"policies", std::move(list)}});
+    results.push_back(llvm::json::Object{
+        {"op", op},
+        {"dtype", sched::elementTypeName(problem.type)},
+        {"channels", problem.channels},
+        {"head_dim", problem.headDim},
+        {"states", problem.states},
+        {"groups", problem.groups},
+        {"device", device.name},
+        {"threads", device.units},
+        {"calls", report->calls},
+        {"lengths", report->shapes},
+        {"oracle_mean_ms", report->oracleMeanMs},
+        {"rel_l2_error", error},
+        {"table", tableSource},
+        {"cost_model", modelSource},
+        {"best_static", bestStatic ? llvm::json::Value(bestStatic->policy)
+                                   : llvm::json::Value(nullptr)},
+        {"policies", std::move(list)}});
   }
   if (json.empty())
     return 0;
