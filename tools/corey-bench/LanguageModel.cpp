@@ -66,7 +66,8 @@ public:
   LanguageModelBenchmark(Model &model, int64_t generate, double budgetMs)
       : model(model), generate(generate), budgetMs(budgetMs) {}
 
-  /// Measures settings of one prompt and batch in turn.
+  /// Measures settings of one prompt and batch in turn, in another order each
+  /// round: a device's clock depends on what it did before.
   Status measure(std::vector<Setting> &settings) {
     const Setting &first = settings.front();
     std::mt19937 random(static_cast<unsigned>(first.prompt));
@@ -75,6 +76,9 @@ public:
       for (int64_t i = 0; i < first.prompt; ++i)
         prompt.push_back(static_cast<int32_t>(
             random() % static_cast<unsigned>(model.info().vocabSize)));
+    std::vector<Setting *> order;
+    for (Setting &each : settings)
+      order.push_back(&each);
     auto start = std::chrono::steady_clock::now();
     for (int round = -2; round < kMaxRounds; ++round) {
       double spent = std::chrono::duration<double, std::milli>(
@@ -85,8 +89,10 @@ public:
       if (round >= kMinRounds &&
           spent > budgetMs * static_cast<double>(settings.size()))
         break;
-      for (Setting &each : settings)
-        if (Status status = takeTurn(each, prompts, /*record=*/round >= 0);
+      for (size_t i = order.size(); i > 1; --i)
+        std::swap(order[i - 1], order[random() % i]);
+      for (Setting *each : order)
+        if (Status status = takeTurn(*each, prompts, /*record=*/round >= 0);
             !status)
           return status;
     }
