@@ -31,6 +31,9 @@ struct Setting {
   int64_t prompt = 0, batch = 1;
   /// A policy of the scheduler for every site.
   std::string policy;
+  /// What the first layer's scan was bound to in the prompt, of a prompt in
+  /// segments in the last one; 0 if nothing chooses there.
+  int64_t chunk = 0;
   std::vector<double> prefillMs, decodeMs, totalMs;
 };
 
@@ -109,21 +112,31 @@ private:
   Status takeTurn(Setting &setting, const TokenSequences &prompts,
                   bool record) {
     bool isNew = setting.policy != current;
-    for (int i = isNew ? -1 : 0; i < (isNew ? kRunsOfTurn : 1); ++i)
-      if (Status status = runOnce(setting, prompts, record && i >= 0); !status)
-        return status;
-    return Status::ok();
-  }
-
-  Status runOnce(Setting &setting, const TokenSequences &prompts, bool record) {
-    if (setting.policy != current) {
+    if (isNew) {
       if (Status status = model.executable().setPolicy("", setting.policy);
           !status)
         return status;
       current = setting.policy;
+      // A token takes the prompt alone.
+      for (int64_t tokens : {int64_t(1), generate}) {
+        if (Status status = runOnce(setting, prompts, tokens, /*record=*/false);
+            !status)
+          return status;
+        if (std::vector<ChunkInfo> chunks = model.executable().chunks();
+            tokens == 1 && !chunks.empty())
+          setting.chunk = chunks.front().chunk;
+      }
     }
+    for (int i = 0; i < (isNew ? kRunsOfTurn : 1); ++i)
+      if (Status status = runOnce(setting, prompts, generate, record); !status)
+        return status;
+    return Status::ok();
+  }
+
+  Status runOnce(Setting &setting, const TokenSequences &prompts,
+                 int64_t tokens, bool record) {
     GenerateOptions options;
-    options.maxTokens = generate;
+    options.maxTokens = tokens;
     options.stopTokens.emplace();
     auto start = std::chrono::steady_clock::now();
     Expected<Generation> result = model.generate(prompts, options);
@@ -329,6 +342,7 @@ int corey::runLM(int argc, char **argv) {
               {"batch", static_cast<int64_t>(batch)},
               {"generate", generate.getValue()},
               {"policy", each.policy},
+              {"chunk", each.chunk},
               {"prefill_ms", prefillMs},
               {"prefill_quartiles_ms", {prefillLow, prefillHigh}},
               {"prefill_ci95_ms", {prefillLeast, prefillMost}},
