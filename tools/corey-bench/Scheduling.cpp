@@ -857,6 +857,10 @@ int corey::runSchedule(int argc, char **argv) {
       lengthList(lengths.begin(), lengths.end());
   if (Status status = checkSizes(batchList, lengthList); !status)
     return reportError(kTool, status);
+  // Before anything is measured.
+  for (const std::string &spec : policySpecs)
+    if (auto policy = sched::parsePolicy(spec, sched::PolicyContext()); !policy)
+      return reportError(kTool, policy.status());
   auto context = makeContext(scans.target, threads);
   if (!context)
     return reportError(kTool, context.status());
