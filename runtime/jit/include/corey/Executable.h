@@ -93,7 +93,9 @@ public:
   ~Context();
 
   /// Compiles a module, given as MLIR text or bytecode; `name` stands for it in
-  /// messages. Errors: CompileError with one line per diagnostic.
+  /// messages. One that a process has compiled before is taken from the cache
+  /// on disk (see Executable::cache()). Errors: CompileError with one line per
+  /// diagnostic.
   Expected<std::shared_ptr<Executable>>
   compile(std::string_view source, const CompileOptions &options = {},
           std::string_view name = "<source>");
@@ -204,6 +206,27 @@ struct PhaseTime {
   double milliseconds;
 };
 
+/// What became of a program in the cache on disk, the folder "programs" of
+/// $COREY_CACHE_DIR (see README.md), which spares another process compiling it.
+struct CacheInfo {
+  enum Outcome {
+    /// There is no cache.
+    Off,
+    /// It was compiled, and could not be stored.
+    Missing,
+    /// It was compiled and stored.
+    Stored,
+    /// It was there.
+    Loaded
+  };
+  Outcome outcome = Off;
+  /// The file; empty where there is no cache.
+  std::string path;
+  /// What was wrong with an entry that was there, or with storing one; empty if
+  /// nothing was. It is no error: the program was compiled.
+  std::string problem;
+};
+
 /// A run that was captured once, on a CUDA device, to be launched as a whole:
 /// it reads and writes the same tensors every time. Keeps them, and the
 /// program. Thread-safe; launches must follow one another on the device.
@@ -266,8 +289,8 @@ public:
   /// innermost stride is not 1 is copied first, and an output that is not
   /// contiguous after; other strides cost nothing. `dt` and `decay` of
   /// `ssm.ssd` are read with any strides, [B, H, L] in memory say, where an
-  /// input is nothing but those (see the pass `ssm-any-strides`). Calls of known
-  /// shapes with given outputs allocate no memory.
+  /// input is nothing but those (see the pass `ssm-any-strides`). Calls of
+  /// known shapes with given outputs allocate no memory.
   ///
   /// Where an output is a pool of states whose `slots` an op has updated
   /// (`last_state` of `ssm.selective_scan`, `final_states` of `ssm.ssd`,
@@ -324,6 +347,7 @@ public:
   /// chose, for people to read.
   std::string explain() const;
   const std::vector<PhaseTime> &compileTimes() const;
+  const CacheInfo &cache() const;
   const TrafficInfo &traffic() const;
   /// Bytes of intermediates kept for later calls, and how often the system was
   /// asked for memory.
