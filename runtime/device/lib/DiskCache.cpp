@@ -45,19 +45,25 @@ std::string DiskCache::path(const std::string &key) const {
 
 Expected<std::string> DiskCache::read(const std::string &key) const {
   std::string where = path(key);
-  std::ifstream file(where, std::ios::binary | std::ios::ate);
-  if (where.empty() || !file)
+  std::error_code error;
+  fs::file_status status = fs::status(where, error);
+  if (where.empty() || !fs::exists(status))
     return Status::notFound("expected an entry of the cache at '" + where +
                             "', got none");
-  std::streamoff size = file.tellg();
-  std::string bytes(static_cast<size_t>(std::max<std::streamoff>(size, 0)), 0);
-  file.seekg(0);
-  file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   auto damaged = [&](const char *got) {
     return Status::ioError(where +
                            ": expected a whole entry of the cache, got " + got);
   };
-  if (!file || bytes.size() < kHeaderBytes)
+  if (!fs::is_regular_file(status))
+    return damaged("no file");
+  std::ifstream file(where, std::ios::binary | std::ios::ate);
+  std::string bytes(
+      static_cast<size_t>(std::max<std::streamoff>(file.tellg(), 0)), 0);
+  file.seekg(0);
+  file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  if (!file)
+    return damaged("one that cannot be read");
+  if (bytes.size() < kHeaderBytes)
     return damaged("a part of one");
   std::string payload = bytes.substr(kHeaderBytes);
   bytes.resize(kHeaderBytes);
@@ -68,8 +74,7 @@ Expected<std::string> DiskCache::read(const std::string &key) const {
   if (bytes != expected)
     return damaged("one whose digest does not match");
   // The time of the last use. Not to know it is no error.
-  std::error_code ignored;
-  fs::last_write_time(where, fs::file_time_type::clock::now(), ignored);
+  fs::last_write_time(where, fs::file_time_type::clock::now(), error);
   return payload;
 }
 
