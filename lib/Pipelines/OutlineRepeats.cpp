@@ -13,6 +13,7 @@
 #include "mlir/IR/SymbolTable.h"
 #include "llvm/ADT/Hashing.h"
 #include "llvm/ADT/SmallPtrSet.h"
+#include <limits>
 #include <vector>
 
 namespace corey {
@@ -120,8 +121,8 @@ private:
     DenseMap<Operation *, size_t> numbers;
     for (auto [i, op] : llvm::enumerate(ops))
       numbers[op] = i;
-    // Of the ops of two copies, those that values made there reach, from behind
-    // their own to the last that uses them.
+    // Values of two copies are counted where they are live: behind the op that
+    // makes them, up to the last one that uses them.
     size_t end = repeat.begin + 2 * repeat.length;
     SmallVector<int64_t> change(2 * repeat.length + 1, 0);
     for (size_t i = repeat.begin; i < end; ++i)
@@ -139,8 +140,7 @@ private:
     size_t best = 0;
     int64_t live = 0, fewest = std::numeric_limits<int64_t>::max();
     for (size_t i = 0; i + 1 < 2 * repeat.length; ++i) {
-      // Behind the second copy's op of the number i - length, that is before
-      // the next.
+      // Between this op and the next.
       live += change[i];
       if (i + 1 >= repeat.length && live < fewest) {
         fewest = live;

@@ -12,6 +12,7 @@
 #include "mlir/Dialect/Bufferization/IR/Bufferization.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
+#include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
 #include "mlir/IR/IRMapping.h"
 #include "mlir/Interfaces/FunctionInterfaces.h"
@@ -387,11 +388,17 @@ private:
     }
     if (size < kWorthOutlining)
       return;
-    // The work is put off until its last op: nothing before that may see it.
-    for (Operation *op : kept)
-      if (isa<bufferization::ToTensorOp>(op) &&
-          op->isBeforeInBlock(moved.back()))
+    // The work is put off until its last op: nothing between may be seen by it,
+    // nor see it.
+    for (Operation *op : kept) {
+      bool isBetween = moved.front()->isBeforeInBlock(op) &&
+                       op->isBeforeInBlock(moved.back());
+      if (isBetween &&
+          (isa<bufferization::ToTensorOp>(op) ||
+           !(isMemoryEffectFree(op) ||
+             isa<memref::AllocOp, bufferization::ToBufferOp, BindChunkOp>(op))))
         return;
+    }
 
     MLIRContext *context = original->getContext();
     auto module = original->getParentOfType<ModuleOp>();
