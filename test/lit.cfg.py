@@ -53,6 +53,9 @@ if os.path.exists(config_header):
 
 llvm_config.with_system_environment(["HOME", "INCLUDE", "LIB", "TMP", "TEMP"])
 
+# What tests compile, they compile: tests of the cache name a folder for it.
+llvm_config.with_environment("COREY_CACHE_DIR", "off", append_path=False)
+
 # Variables of FileCheck end at the next CHECK-LABEL.
 llvm_config.with_environment("FILECHECK_OPTS", "-enable-var-scope", append_path=False)
 

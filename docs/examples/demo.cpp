@@ -52,9 +52,11 @@ static int runBlock(Context &context, const std::string &program,
   double compileMs = 0;
   for (const PhaseTime &phase : (*executable)->compileTimes())
     compileMs += phase.milliseconds;
-  std::printf(
-      "\n%s\ncompiled once in %.0f ms for any batch and length, %d threads\n",
-      program.c_str(), compileMs, context.getThreads());
+  bool isCached = (*executable)->cache().outcome == CacheInfo::Loaded;
+  std::printf("\n%s\n%s in %.0f ms for any batch and length, %d threads\n",
+              program.c_str(),
+              isCached ? "compiled before, loaded" : "compiled once", compileMs,
+              context.getThreads());
   std::printf("  %-10s %-15s %6s %9s %12s %11s\n", "text", "shape", "chunk",
               "time", "tokens/s", "max error");
   for (const char *text : {"prose", "code", "logs", "tables", "templated"}) {

@@ -13,6 +13,7 @@
 #include "mlir/IR/SymbolTable.h"
 #include "llvm/ADT/Hashing.h"
 #include "llvm/ADT/SmallPtrSet.h"
+#include <limits>
 #include <vector>
 
 namespace corey {
@@ -55,9 +56,11 @@ static Attribute keyOfLocal(Value value,
 }
 
 namespace {
-/// Where equal ops begin, how many make a copy, and how many copies there are.
+/// Where equal ops begin, how many make a copy, and how many ops behind the
+/// first copy are equal to those a copy before.
 struct Repeat {
-  size_t begin = 0, length = 0, copies = 0;
+  size_t begin = 0, length = 0, equal = 0;
+  size_t copies() const { return length ? equal / length + 1 : 0; }
 };
 
 /// One of the copies of a repeat.
@@ -103,12 +106,51 @@ private:
         // A multiple of a period saves less than the period.
         if (copies > 1 && (copies - 1) * length > saved) {
           saved = (copies - 1) * length;
-          best = {i - equal, length, copies};
+          best = {i - equal, length, equal};
         }
         equal = 0;
       }
     }
     return best;
+  }
+
+  /// Where of a repeat copies are best cut: where they leave the fewest values
+  /// to the next, which is where a layer ends. For that the repeat gives up
+  /// what is before, and behind the last copy.
+  static Repeat cut(const Repeat &repeat, ArrayRef<Operation *> ops) {
+    DenseMap<Operation *, size_t> numbers;
+    for (auto [i, op] : llvm::enumerate(ops))
+      numbers[op] = i;
+    // Values of two copies are counted where they are live: behind the op that
+    // makes them, up to the last one that uses them.
+    size_t end = repeat.begin + 2 * repeat.length;
+    SmallVector<int64_t> change(2 * repeat.length + 1, 0);
+    for (size_t i = repeat.begin; i < end; ++i)
+      for (Value value : ops[i]->getResults()) {
+        size_t last = i;
+        for (Operation *user : value.getUsers())
+          if (Operation *top =
+                  ops[i]->getBlock()->findAncestorOpInBlock(*user)) {
+            auto it = numbers.find(top);
+            last = std::max(last, it == numbers.end() ? end : it->second);
+          }
+        ++change[i - repeat.begin];
+        --change[std::min(last, end) - repeat.begin];
+      }
+    size_t best = 0;
+    int64_t live = 0, fewest = std::numeric_limits<int64_t>::max();
+    for (size_t i = 0; i + 1 < 2 * repeat.length; ++i) {
+      // Between this op and the next.
+      live += change[i];
+      if (i + 1 >= repeat.length && live < fewest) {
+        fewest = live;
+        best = i + 1 - repeat.length;
+      }
+    }
+    if (best > repeat.equal)
+      return repeat;
+    Repeat moved{repeat.begin + best, repeat.length, repeat.equal - best};
+    return moved.copies() < 2 ? repeat : moved;
   }
 
   /// Walks two copies side by side. Returns whether they have the same form,
@@ -184,11 +226,12 @@ private:
         hashes.push_back(hashOf(&op));
       }
     Repeat repeat = findRepeat(hashes);
-    if (repeat.copies < 2)
+    if (repeat.copies() < 2)
       return;
+    repeat = cut(repeat, ops);
     std::vector<Copy> copies;
     int64_t size = 0;
-    for (size_t i = 0; i < repeat.copies; ++i)
+    for (size_t i = 0; i < repeat.copies(); ++i)
       copies.push_back(Copy(ArrayRef(ops).slice(
           repeat.begin + i * repeat.length, repeat.length)));
     for (Operation *op : copies[0].ops)

@@ -27,7 +27,10 @@
 #include "llvm/Target/TargetMachine.h"
 #include "llvm/Target/TargetOptions.h"
 #include "llvm/TargetParser/Host.h"
+#include "llvm/Transforms/IPO/AlwaysInliner.h"
+#include "llvm/Transforms/IPO/DeadArgumentElimination.h"
 #include "llvm/Transforms/InstCombine/InstCombine.h"
+#include "llvm/Transforms/Scalar/DCE.h"
 #include "llvm/Transforms/Scalar/EarlyCSE.h"
 #include "llvm/Transforms/Scalar/LICM.h"
 #include "llvm/Transforms/Scalar/LoopPassManager.h"
@@ -219,37 +222,43 @@ static llvm::FunctionPassManager buildLeanPipeline() {
   return passes;
 }
 
-void corey::optimize(llvm::Module &module, llvm::TargetMachine &machine,
-                     unsigned level) {
+static void runPasses(
+    llvm::Module &module, llvm::TargetMachine &machine,
+    const llvm::PipelineTuningOptions &tuning,
+    llvm::function_ref<llvm::ModulePassManager(llvm::PassBuilder &)> build) {
   llvm::LoopAnalysisManager loops;
   llvm::FunctionAnalysisManager functions;
   llvm::CGSCCAnalysisManager callGraph;
   llvm::ModuleAnalysisManager modules;
-  llvm::PipelineTuningOptions tuning;
-  tuning.LoopVectorization = level > 1;
-  tuning.SLPVectorization = false;
   llvm::PassBuilder builder(&machine, tuning);
   builder.registerModuleAnalyses(modules);
   builder.registerCGSCCAnalyses(callGraph);
   builder.registerFunctionAnalyses(functions);
   builder.registerLoopAnalyses(loops);
   builder.crossRegisterProxies(loops, functions, callGraph, modules);
-  llvm::ModulePassManager passes;
-  switch (level) {
-  case 0:
-    passes = builder.buildO0DefaultPipeline(llvm::OptimizationLevel::O0);
-    break;
-  case 1:
-    passes = builder.buildPerModuleDefaultPipeline(llvm::OptimizationLevel::O1);
-    break;
-  case 2:
-    passes.addPass(
-        llvm::createModuleToFunctionPassAdaptor(buildLeanPipeline()));
-    break;
-  default:
-    passes = builder.buildPerModuleDefaultPipeline(llvm::OptimizationLevel::O3);
-  }
-  passes.run(module, modules);
+  build(builder).run(module, modules);
+}
+
+void corey::optimize(llvm::Module &module, llvm::TargetMachine &machine,
+                     unsigned level) {
+  llvm::PipelineTuningOptions tuning;
+  tuning.LoopVectorization = level > 1;
+  tuning.SLPVectorization = false;
+  runPasses(module, machine, tuning, [&](llvm::PassBuilder &builder) {
+    llvm::ModulePassManager passes;
+    switch (level) {
+    case 0:
+      return builder.buildO0DefaultPipeline(llvm::OptimizationLevel::O0);
+    case 1:
+      return builder.buildPerModuleDefaultPipeline(llvm::OptimizationLevel::O1);
+    case 2:
+      passes.addPass(
+          llvm::createModuleToFunctionPassAdaptor(buildLeanPipeline()));
+      return passes;
+    default:
+      return builder.buildPerModuleDefaultPipeline(llvm::OptimizationLevel::O3);
+    }
+  });
 }
 
 //===----------------------------------------------------------------------===//
@@ -310,6 +319,35 @@ static std::vector<llvm::SmallString<0>> splitModule(llvm::Module &module,
   return parts;
 }
 
+/// Of the host's part of a program for a device: functions that have one caller
+/// become part of it, down from the entries, and arguments and results that
+/// nobody looks at, as most of what describes a memref, go. What is left is a
+/// fraction, and next to all of it is for LLVM's fast selection of
+/// instructions.
+static void simplifyCalls(llvm::Module &module, llvm::TargetMachine &machine) {
+  const std::string entries = getInvokeSymbol("");
+  for (llvm::Function &function : module) {
+    if (function.isDeclaration() || function.getName().starts_with(entries))
+      continue;
+    function.setLinkage(llvm::GlobalValue::InternalLinkage);
+    auto *call = function.hasOneUse()
+                     ? llvm::dyn_cast<llvm::CallInst>(*function.user_begin())
+                     : nullptr;
+    if (call && call->getCalledOperand() == &function &&
+        call->getFunction() != &function)
+      function.addFnAttr(llvm::Attribute::AlwaysInline);
+  }
+  llvm::FunctionPassManager folding;
+  folding.addPass(llvm::EarlyCSEPass());
+  folding.addPass(llvm::DCEPass());
+  llvm::ModulePassManager passes;
+  passes.addPass(llvm::AlwaysInlinerPass(/*InsertLifetime=*/false));
+  passes.addPass(llvm::createModuleToFunctionPassAdaptor(std::move(folding)));
+  passes.addPass(llvm::DeadArgumentEliminationPass());
+  runPasses(module, machine, llvm::PipelineTuningOptions(),
+            [&](llvm::PassBuilder &) { return std::move(passes); });
+}
+
 llvm::Expected<std::vector<std::unique_ptr<llvm::MemoryBuffer>>>
 corey::compileObjects(llvm::Module &module, llvm::TargetMachine &machine,
                       unsigned level, unsigned threads) {
@@ -321,6 +359,8 @@ corey::compileObjects(llvm::Module &module, llvm::TargetMachine &machine,
         std::move(data), "corey",
         /*RequiresNullTerminator=*/false);
   };
+  if (machine.getOptLevel() == llvm::CodeGenOptLevel::None && level == 2)
+    simplifyCalls(module, machine);
   // LLVM's O3 inlines: it must see the whole.
   if (threads < 2 || level > 2 ||
       module.getInstructionCount() < kWorthSplitting) {

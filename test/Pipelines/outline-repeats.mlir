@@ -1,4 +1,4 @@
-// RUN: corey-opt %s --split-input-file --corey-outline-repeats=min-ops=3 | FileCheck %s
+// RUN: corey-opt %s --split-input-file --corey-outline-repeats=min-ops=2 | FileCheck %s
 // RUN: corey-opt %s --split-input-file --corey-outline-repeats | FileCheck %s --check-prefix=SMALL
 // RUN: %if llvm-statistics %{ corey-opt %s --split-input-file --corey-outline-repeats=min-ops=3 --mlir-pass-statistics 2>&1 >/dev/null | FileCheck %s --check-prefix=STATISTICS %}
 
@@ -96,4 +96,31 @@ func.func @different() {
   func.call @step(%c2) : (index) -> ()
   func.call @step(%c3) : (index) -> ()
   return
+}
+
+// -----
+
+func.func private @spread(memref<?xf32>) -> (memref<?xf32>, memref<?xf32>)
+func.func private @join(memref<?xf32>, memref<?xf32>) -> memref<?xf32>
+
+// What repeats begins where two values are needed: copies are cut where one is.
+// CHECK-LABEL: func.func @cut(
+// CHECK: %[[A:.*]] = call @join(
+// CHECK-NEXT: %[[B:.*]] = call @layer(%[[A]]) : (memref<?xf32>) -> memref<?xf32>
+// CHECK-NEXT: %[[C:.*]] = call @layer(%[[B]])
+// CHECK-NEXT: %[[D:.*]] = call @layer(%[[C]])
+// CHECK-NEXT: return %[[D]]
+// CHECK: func.func private @layer(%[[H:.*]]: memref<?xf32>)
+// CHECK-NEXT: %[[S:.*]]:2 = call @spread(%[[H]])
+// CHECK-NEXT: %[[J:.*]] = call @join(%[[S]]#0, %[[S]]#1)
+// CHECK: return %[[J]]
+func.func @cut(%x: memref<?xf32>) -> memref<?xf32> {
+  %0 = call @join(%x, %x) : (memref<?xf32>, memref<?xf32>) -> memref<?xf32>
+  %1:2 = call @spread(%0) : (memref<?xf32>) -> (memref<?xf32>, memref<?xf32>)
+  %2 = call @join(%1#0, %1#1) : (memref<?xf32>, memref<?xf32>) -> memref<?xf32>
+  %3:2 = call @spread(%2) : (memref<?xf32>) -> (memref<?xf32>, memref<?xf32>)
+  %4 = call @join(%3#0, %3#1) : (memref<?xf32>, memref<?xf32>) -> memref<?xf32>
+  %5:2 = call @spread(%4) : (memref<?xf32>) -> (memref<?xf32>, memref<?xf32>)
+  %6 = call @join(%5#0, %5#1) : (memref<?xf32>, memref<?xf32>) -> memref<?xf32>
+  return %6 : memref<?xf32>
 }

@@ -148,6 +148,33 @@ protected:
   fs::path folder;
 };
 
+TEST_F(CUDAExecutableTest, ProgramsOfTheCacheLaunchTheSame) {
+  auto made = compile(kScan), loaded = compile(kScan);
+  EXPECT_EQ(made->cache().outcome, CacheInfo::Stored);
+  ASSERT_EQ(loaded->cache().outcome, CacheInfo::Loaded);
+  std::vector<Tensor> inputs = scanInputs(300);
+  std::vector<Tensor> outputs = take(made->makeOutputs("main", inputs));
+  std::vector<Launch> launches[2];
+  for (int i = 0; i < 2; ++i) {
+    Executable &executable = i ? *loaded : *made;
+    for (int64_t chunk : {0, 64}) {
+      ASSERT_OK(executable.setChunk("scan", chunk));
+      ASSERT_OK(executable.run("main", inputs, outputs));
+      for (Launch &launch : takeLaunches())
+        launches[i].push_back(std::move(launch));
+    }
+  }
+  ASSERT_FALSE(launches[0].empty());
+  ASSERT_EQ(launches[0].size(), launches[1].size());
+  for (size_t i = 0; i < launches[0].size(); ++i) {
+    EXPECT_EQ(launches[0][i].kernel, launches[1][i].kernel);
+    EXPECT_EQ(launches[0][i].arguments.size(),
+              launches[1][i].arguments.size());
+  }
+  // Without intermediates, the same to the last argument.
+  EXPECT_EQ(launches[0][0].arguments, launches[1][0].arguments);
+}
+
 TEST_F(CUDAExecutableTest, ContextNeedsADevice) {
   EXPECT_EQ(context("cuda:1")->getDevice(), Device::cuda(1));
   EXPECT_EQ(context()->schedulerDevice().name, "cuda-sm_90");

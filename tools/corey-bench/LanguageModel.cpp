@@ -360,6 +360,8 @@ int corey::runLM(int argc, char **argv) {
               {"load_ms", loadMs},
               {"compile_ms", compileMs},
               {"compile_phases_ms", llvm::json::Object(phases)},
+              {"compile_cached",
+               (*model)->executable().cache().outcome == CacheInfo::Loaded},
           });
         }
       }

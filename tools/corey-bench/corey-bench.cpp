@@ -312,6 +312,8 @@ Status benchmarkOnHost(const Case &c, const std::string &target,
       if (c.op.name == "ssd")
         c.describeSSD(workload, result);
       result["compile_ms"] = compileMs;
+      result["compile_cached"] =
+          (*executable)->cache().outcome == CacheInfo::Loaded;
       result["bytes"] = workload.bytes;
       result["flops"] = workload.flops;
       result["exponentials"] = workload.exponentials;

@@ -457,12 +457,15 @@ int corey::runModel(std::shared_ptr<Context> context, const ModelRun &run) {
   }
   stats["compile_ms"] = compileMs;
   stats["compile_phases_ms"] = std::move(phases);
+  bool isCached = model.executable().cache().outcome == CacheInfo::Loaded;
+  stats["compile_cached"] = isCached;
   llvm::errs() << llvm::format(
-      "%s: %s, %lld layers, %.2f M parameters, loaded in %.0f ms (compiled in "
+      "%s: %s, %lld layers, %.2f M parameters, loaded in %.0f ms (%s in "
       "%.0f ms)\n",
       run.folder.c_str(), info.type.c_str(),
       static_cast<long long>(info.numLayers),
-      static_cast<double>(info.parameters) / 1e6, loadMs, compileMs);
+      static_cast<double>(info.parameters) / 1e6, loadMs,
+      isCached ? "program from the cache" : "compiled", compileMs);
 
   bool good = true;
   if (!run.golden.empty()) {

@@ -72,8 +72,8 @@ def OutlineRepeats : Pass<"corey-outline-repeats", "::mlir::ModuleOp"> {
   let summary = "Make one function of ops that repeat, such as the layers of a model";
   let description = [{
     Looks in every function for the run of ops that is repeated most, one copy
-    after another, equal but for the values from outside that it uses. The copies
-    become calls of one private function, so that what comes after sees one layer
+    after another, equal but for the values from outside that it uses, and cuts
+    copies where they leave the fewest values to the next. They become calls of one private function, so that what comes after sees one layer
     in place of all. Constants go along; values that later ops use are results.
   }];
   let options = [

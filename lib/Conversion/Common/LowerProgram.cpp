@@ -9,7 +9,10 @@
 #include "corey/Analysis/FusionPlan.h"
 #include "corey/Dialect/SSM/IR/SSMOps.h"
 #include "corey/Dialect/SSM/Transforms/Passes.h"
+#include "mlir/Dialect/Bufferization/IR/Bufferization.h"
+#include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
+#include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
 #include "mlir/IR/IRMapping.h"
 #include "mlir/Interfaces/FunctionInterfaces.h"
@@ -146,7 +149,9 @@ private:
 
 /// Lowers the ops of a module by patterns, one after another. Layers of a model
 /// repeat: for an op that is equal to an earlier one what that became is
-/// copied, which is a fraction of the work where it includes kernels.
+/// copied, which is a fraction of the work where it includes kernels. What of
+/// it works on memory becomes a function that all of them call, so that
+/// whatever comes after has as much to do for many layers as for a few.
 class ProgramLowering : private RewriterBase::Listener {
 public:
   ProgramLowering(MLIRContext *context, const FrozenRewritePatternSet &patterns,
@@ -184,7 +189,9 @@ private:
     SmallVector<Operation *> ops;
     SmallVector<Value> results;
     SmallVector<Value> externals;
+    SmallVector<FlatSymbolRefAttr> sites;
     SmallVector<StringAttr> siteSymbols;
+    bool isCopied = false;
   };
 
   void notifyOperationErased(Operation *op) override { erased.insert(op); }
@@ -227,7 +234,8 @@ private:
   void lowerAndKeep(Operation *op, Signature signature) {
     Lowered lowered;
     lowered.externals = std::move(signature.externals);
-    for (FlatSymbolRefAttr site : signature.sites)
+    lowered.sites = std::move(signature.sites);
+    for (FlatSymbolRefAttr site : lowered.sites)
       lowered.siteSymbols.push_back(siteSymbol(op, site));
     // Keeps track of the results, and of where they are made.
     Block *block = op->getBlock();
@@ -255,7 +263,8 @@ private:
       known.emplace(std::move(signature.key), std::move(lowered));
   }
 
-  /// Whether all is lowered, of what corresponds to something of an equal op.
+  /// Whether all is lowered but for chunks, which are last, and made of what
+  /// corresponds to something of an equal op.
   static bool mayBeCopied(const Lowered &lowered) {
     DenseSet<Value> external(lowered.externals.begin(),
                              lowered.externals.end());
@@ -273,7 +282,8 @@ private:
     };
     for (Operation *op : lowered.ops) {
       WalkResult result = op->walk([&](Operation *inner) {
-        return !isLowered(inner) && llvm::all_of(inner->getOperands(), isKnown)
+        return (!isLowered(inner) || isa<BindChunkOp>(inner)) &&
+                       llvm::all_of(inner->getOperands(), isKnown)
                    ? WalkResult::advance()
                    : WalkResult::interrupt();
       });
@@ -284,11 +294,187 @@ private:
                         [&](Value value) { return !value || isKnown(value); });
   }
 
-  void copy(const Lowered &lowered, Operation *op, const Signature &signature) {
+  static bool isTensor(Value value) { return isa<TensorType>(value.getType()); }
+
+  /// Whether `op` is for copies to have each: it names a site, in which they
+  /// differ, or works on tensors of theirs, whose memory is not known yet.
+  static bool staysOutside(Operation *op) {
+    if (isa<LLVM::AddressOfOp>(op) || llvm::any_of(op->getResults(), isTensor))
+      return true;
+    return op
+        ->walk([&](Operation *inner) {
+          return isa<BindChunkOp>(inner) ||
+                         llvm::any_of(inner->getOperands(),
+                                      [&](Value operand) {
+                                        return isTensor(operand) &&
+                                               isFromOutside(operand, op);
+                                      })
+                     ? WalkResult::interrupt()
+                     : WalkResult::advance();
+        })
+        .wasInterrupted();
+  }
+
+  static bool isFromOutside(Value value, Operation *op) {
+    return !op->isAncestor(value.getParentBlock()->getParentOp());
+  }
+
+  /// Takes out of the regions of ops what is for copies to have each: addresses
+  /// of sites, and memory and sizes of tensors.
+  static void hoist(Lowered &lowered) {
+    SmallVector<Operation *> ops;
+    for (Operation *op : lowered.ops) {
+      SmallVector<Operation *> hoisted;
+      op->walk([&](Operation *inner) {
+        auto address = dyn_cast<LLVM::AddressOfOp>(inner);
+        bool isSite = address &&
+                      llvm::is_contained(lowered.siteSymbols,
+                                         address.getGlobalNameAttr().getAttr());
+        bool isOfOutside =
+            isa<bufferization::ToBufferOp, tensor::DimOp>(inner) &&
+            isFromOutside(inner->getOperand(0), op);
+        if (inner == op || !(isSite || isOfOutside))
+          return;
+        if (auto dim = dyn_cast<tensor::DimOp>(inner)) {
+          auto axis = dim.getIndex().getDefiningOp<arith::ConstantOp>();
+          if (!axis)
+            return;
+          if (!isFromOutside(axis, op) && !llvm::is_contained(hoisted, axis))
+            hoisted.push_back(axis);
+        }
+        hoisted.push_back(inner);
+      });
+      for (Operation *inner : hoisted) {
+        inner->moveBefore(op);
+        ops.push_back(inner);
+      }
+      ops.push_back(op);
+    }
+    lowered.ops = std::move(ops);
+  }
+
+  /// Moves what of a lowered op works on memory to a function, and calls that.
+  void outline(Lowered &lowered, Operation *original) {
+    hoist(lowered);
+    llvm::SmallPtrSet<Operation *, 32> own(lowered.ops.begin(),
+                                           lowered.ops.end());
+    // What stays, with what it is computed from.
+    llvm::SmallPtrSet<Operation *, 32> stay;
+    SmallVector<Operation *> worklist;
+    auto keep = [&](Operation *op) {
+      if (op && own.contains(op) && stay.insert(op).second)
+        worklist.push_back(op);
+    };
+    for (Operation *op : lowered.ops)
+      if (staysOutside(op))
+        keep(op);
+    for (Value result : lowered.results)
+      if (result)
+        keep(result.getDefiningOp());
+    while (!worklist.empty())
+      worklist.pop_back_val()->walk([&](Operation *inner) {
+        for (Value operand : inner->getOperands())
+          keep(operand.getDefiningOp());
+      });
+    SmallVector<Operation *> moved, kept;
+    int64_t size = 0;
+    for (Operation *op : lowered.ops) {
+      if (stay.contains(op)) {
+        kept.push_back(op);
+        continue;
+      }
+      moved.push_back(op);
+      op->walk([&](Operation *) { ++size; });
+    }
+    if (size < kWorthOutlining)
+      return;
+    // The work is put off until its last op: nothing between may be seen by it,
+    // nor see it.
+    for (Operation *op : kept) {
+      bool isBetween = moved.front()->isBeforeInBlock(op) &&
+                       op->isBeforeInBlock(moved.back());
+      if (isBetween &&
+          (isa<bufferization::ToTensorOp>(op) ||
+           !(isMemoryEffectFree(op) ||
+             isa<memref::AllocOp, bufferization::ToBufferOp, BindChunkOp>(op))))
+        return;
+    }
+
+    MLIRContext *context = original->getContext();
+    auto module = original->getParentOfType<ModuleOp>();
+    OpBuilder builder(context);
+    Location loc = moved.front()->getLoc();
+    auto function = func::FuncOp::create(
+        loc, (original->getName().stripDialect() + "_launches").str(),
+        FunctionType::get(context, {}, {}));
+    function.setPrivate();
+    SymbolTable(module).insert(function);
+    Block *body = function.addEntryBlock();
+    builder.setInsertionPointAfter(moved.back());
+    OpBuilder inside = OpBuilder::atBlockEnd(body);
+    SmallVector<Value> passed;
+    DenseMap<Value, Value> known;
+    llvm::SmallPtrSet<Operation *, 32> inner(moved.begin(), moved.end());
+    auto valueOf = [&](Value value) {
+      Value &there = known[value];
+      if (there)
+        return there;
+      Operation *producer = value.getDefiningOp();
+      if (producer && isa<arith::ConstantOp>(producer)) {
+        there = inside.clone(*producer)->getResult(0);
+      } else {
+        there = body->addArgument(value.getType(), loc);
+        passed.push_back(value);
+      }
+      return there;
+    };
+    auto isInside = [&](Value value) {
+      for (Operation *op = value.getParentBlock()->getParentOp(),
+                     *maker = value.getDefiningOp();
+           op; maker = op, op = op->getParentOp())
+        if (maker && inner.contains(maker))
+          return true;
+      return false;
+    };
+    for (Operation *op : moved)
+      op->walk([&](Operation *each) {
+        for (OpOperand &operand : each->getOpOperands())
+          if (!isInside(operand.get()))
+            operand.set(valueOf(operand.get()));
+      });
+    auto call = func::CallOp::create(builder, loc, function.getSymName(),
+                                     TypeRange(), passed);
+    for (Operation *op : moved)
+      op->moveBefore(body, body->end());
+    inside.setInsertionPointToEnd(body);
+    func::ReturnOp::create(inside, loc);
+    function.setType(FunctionType::get(context, body->getArgumentTypes(), {}));
+    // In the order of the block.
+    SmallVector<Operation *> ops;
+    bool isCalled = false;
+    for (Operation *op : kept) {
+      if (!isCalled && call->isBeforeInBlock(op)) {
+        ops.push_back(call);
+        isCalled = true;
+      }
+      ops.push_back(op);
+    }
+    if (!isCalled)
+      ops.push_back(call);
+    lowered.ops = std::move(ops);
+  }
+
+  void copy(Lowered &lowered, Operation *op, const Signature &signature) {
+    if (!lowered.isCopied)
+      outline(lowered, op);
+    lowered.isCopied = true;
     DenseMap<Attribute, StringAttr> symbols;
-    for (auto [from, site] :
-         llvm::zip_equal(lowered.siteSymbols, signature.sites))
-      symbols[from] = siteSymbol(op, site);
+    DenseMap<Attribute, FlatSymbolRefAttr> sites;
+    for (auto [from, symbol, site] :
+         llvm::zip_equal(lowered.sites, lowered.siteSymbols, signature.sites)) {
+      sites[from] = site;
+      symbols[symbol] = siteSymbol(op, site);
+    }
     IRMapping mapping;
     for (auto [from, to] :
          llvm::zip_equal(lowered.externals, signature.externals))
@@ -298,6 +484,8 @@ private:
       Operation *made = builder.clone(*from, mapping);
       made->walk([&](Operation *inner) {
         inner->setLoc(op->getLoc());
+        if (auto bind = dyn_cast<BindChunkOp>(inner))
+          bind.setSiteAttr(sites.lookup(bind.getSiteAttr()));
         auto address = dyn_cast<LLVM::AddressOfOp>(inner);
         if (!address)
           return;
@@ -312,6 +500,9 @@ private:
         result.replaceAllUsesWith(mapping.lookupOrDefault(value));
     op->erase();
   }
+
+  /// Below this many ops a function saves less than the calls of it take.
+  static constexpr int64_t kWorthOutlining = 32;
 
   PatternRewriter rewriter;
   PatternApplicator applicator;

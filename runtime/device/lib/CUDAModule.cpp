@@ -7,103 +7,23 @@
 #include "CUDADriver.h"
 #include "SHA256.h"
 #include "corey/Device/CUDA.h"
-#include "corey/Scheduler/ChunkTable.h"
-#include <algorithm>
-#include <cstdio>
+#include "corey/Device/DiskCache.h"
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <optional>
-#include <unistd.h>
 
 using namespace corey;
 using namespace corey::cuda;
 using namespace corey::cuda::driver;
+using corey::device::DiskCache;
 using corey::device::SHA256;
 
 static CUcontext contextOf(const Device &device) {
   return static_cast<CUcontext>(device.context());
 }
 
-//===----------------------------------------------------------------------===//
-// Entries on disk
-//===----------------------------------------------------------------------===//
-//
-// An entry is "COREYBIN", the key, the payload's length as eight bytes with the
-// least first, the payload's digest, and the payload. The file is named after
-// the key; names are digests of everything that the payload depends on.
-//
-//===----------------------------------------------------------------------===//
-
-static constexpr std::string_view kMagic = "COREYBIN";
-static constexpr size_t kHeaderBytes = 8 + 64 + 8 + 32;
-
-static std::string digestOf(std::string_view bytes) {
-  SHA256 hash;
-  hash.add(bytes);
-  std::array<uint8_t, 32> digest = hash.finish();
-  return std::string(digest.begin(), digest.end());
-}
-
-static std::string lengthBytes(uint64_t length) {
-  std::string bytes;
-  for (int i = 0; i < 8; ++i)
-    bytes += static_cast<char>(length >> (8 * i));
-  return bytes;
-}
-
-/// Where the entry of a key lies; empty if nothing is to be kept.
-static std::filesystem::path entryPath(const std::string &key) {
-  std::string folder = scheduler::cacheDirectory();
-  if (folder.empty())
-    return {};
-  return std::filesystem::path(folder) / "cuda" / (key + ".cubin");
-}
-
-/// The payload of an entry; none if it is not there or not whole.
-static std::optional<std::string> readEntry(const std::string &key) {
-  std::filesystem::path path = entryPath(key);
-  if (path.empty())
-    return std::nullopt;
-  std::ifstream file(path, std::ios::binary);
-  if (!file)
-    return std::nullopt;
-  std::string bytes{std::istreambuf_iterator<char>(file), {}};
-  if (bytes.size() < kHeaderBytes)
-    return std::nullopt;
-  std::string payload = bytes.substr(kHeaderBytes);
-  std::string header = std::string(kMagic) + key + lengthBytes(payload.size()) +
-                       digestOf(payload);
-  if (bytes.compare(0, kHeaderBytes, header) != 0)
-    return std::nullopt;
-  return payload;
-}
-
-/// Keeps a payload. A cache that cannot be written is none: no error.
-static void writeEntry(const std::string &key, std::string_view payload) {
-  std::filesystem::path path = entryPath(key);
-  if (path.empty())
-    return;
-  std::error_code error;
-  std::filesystem::create_directories(path.parent_path(), error);
-  static std::atomic<unsigned> serial{0};
-  std::filesystem::path temporary = path;
-  temporary +=
-      "." + std::to_string(getpid()) + "." + std::to_string(serial++) + ".tmp";
-  bool written;
-  {
-    std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
-    file << kMagic << key << lengthBytes(payload.size()) << digestOf(payload)
-         << payload;
-    file.flush();
-    written = file.good();
-  }
-  // Readers see the old entry or the new one, never a part.
-  if (written)
-    std::filesystem::rename(temporary, path, error);
-  if (!written || error)
-    std::filesystem::remove(temporary, error);
+/// A cache that cannot be read or written is none: no error.
+static const DiskCache &cubins() {
+  static const DiskCache cache("cuda", "cubin");
+  return cache;
 }
 
 //===----------------------------------------------------------------------===//
@@ -254,7 +174,7 @@ Device::loadModule(std::string_view image, const ModuleOptions &options) {
   }
   if (isBinary(image)) {
     cubin = image;
-  } else if (std::optional<std::string> entry = readEntry(key)) {
+  } else if (Expected<std::string> entry = cubins().read(key)) {
     cubin = std::move(*entry);
     stored = true;
   } else {
@@ -264,7 +184,7 @@ Device::loadModule(std::string_view image, const ModuleOptions &options) {
       return made.takeStatus();
     cubin = std::move(*made);
     ++compiled;
-    writeEntry(key, cubin);
+    (void)cubins().write(key, cubin);
   }
   CUresult result = api->cuModuleLoadData(&handle, cubin.c_str());
   if (result == CUDA_ERROR_OUT_OF_MEMORY || (result && !stored))
@@ -276,7 +196,7 @@ Device::loadModule(std::string_view image, const ModuleOptions &options) {
     if (!made)
       return made.takeStatus();
     ++compiled;
-    writeEntry(key, *made);
+    (void)cubins().write(key, *made);
     if (Status status =
             check(*api, api->cuModuleLoadData(&handle, made->c_str()),
                   "loading kernels for " + target);

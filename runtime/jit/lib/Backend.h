@@ -10,6 +10,7 @@
 #include "corey/Device/CPU.h"
 #include "corey/Executable.h"
 #include "corey/Pipelines/Pipelines.h"
+#include "corey/Target/Device.h"
 #include "mlir/IR/BuiltinOps.h"
 #include "llvm/ADT/STLFunctionalExtras.h"
 #include <memory>
@@ -107,11 +108,15 @@ public:
   virtual void addPasses(mlir::OpPassManager &manager,
                          const CompileOptions &options, bool observe,
                          Phase first, Phase last) const = 0;
-  /// Takes the code of the device out of a module after the LLVM phase and
-  /// loads it; what is left is for the host. `lap` is called after each step.
-  virtual Expected<std::unique_ptr<Image>>
-  takeImage(mlir::ModuleOp module, const CompileOptions &options,
-            llvm::function_ref<void(const char *step)> lap) const = 0;
+  /// What code for the device depends on, as text.
+  virtual std::string target() const = 0;
+  /// Takes the code of the device out of a module after the LLVM phase; what is
+  /// left is for the host. Errors are the module's diagnostics, or else in the
+  /// result.
+  virtual Expected<DeviceImage>
+  takeCode(mlir::ModuleOp module, const CompileOptions &options) const = 0;
+  /// What takeCode() took, loaded.
+  virtual Expected<std::unique_ptr<Image>> load(DeviceImage code) const = 0;
 
   /// `tensor` in memory of the device, where programs can use it as it is:
   /// itself, or a copy. Errors: InvalidArgument for one on another device.

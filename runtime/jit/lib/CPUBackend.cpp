@@ -145,9 +145,12 @@ public:
     setPipelineOptions(pipeline, options, observe);
     buildCPUPipeline(manager, pipeline, first, last);
   }
-  Expected<std::unique_ptr<Image>>
-  takeImage(mlir::ModuleOp, const CompileOptions &,
-            llvm::function_ref<void(const char *)>) const override {
+  std::string target() const override { return "cpu"; }
+  Expected<DeviceImage> takeCode(mlir::ModuleOp,
+                                 const CompileOptions &) const override {
+    return DeviceImage();
+  }
+  Expected<std::unique_ptr<Image>> load(DeviceImage) const override {
     return std::unique_ptr<Image>(std::make_unique<CPUImage>());
   }
 

@@ -225,17 +225,22 @@ public:
     addGPUPasses(manager, options, gpu->chip(),
                  gpu->properties().multiprocessors, observe, first, last);
   }
-  Expected<std::unique_ptr<Image>>
-  takeImage(mlir::ModuleOp module, const CompileOptions &options,
-            llvm::function_ref<void(const char *)> lap) const override {
+  std::string target() const override {
+    return "cuda " + gpu->chip() + " " +
+           std::to_string(gpu->properties().multiprocessors);
+  }
+  Expected<DeviceImage> takeCode(mlir::ModuleOp module,
+                                 const CompileOptions &options) const override {
     llvm::Expected<DeviceImage> image =
         takeDeviceImage(module, static_cast<unsigned>(options.optLevel),
                         std::thread::hardware_concurrency());
     if (!image)
       return Status::compileError(llvm::toString(image.takeError()));
-    lap("ptx");
+    return std::move(*image);
+  }
+  Expected<std::unique_ptr<Image>> load(DeviceImage code) const override {
     auto program = std::make_shared<cuda::Program>(gpu);
-    for (DeviceImage::Kernel &kernel : image->kernels)
+    for (DeviceImage::Kernel &kernel : code.kernels)
       program->add(std::move(kernel.name), std::move(kernel.code));
     return std::unique_ptr<Image>(
         std::make_unique<CUDAImage>(gpu, std::move(program)));

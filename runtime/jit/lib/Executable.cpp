@@ -6,10 +6,13 @@
 
 #include "corey/Executable.h"
 #include "Backend.h"
+#include "Program.h"
+#include "ProgramCache.h"
 #include "corey/Analysis/FusionScore.h"
 #include "corey/Analysis/RegionCost.h"
 #include "corey/Device/CPU.h"
 #include "corey/Device/CUDA.h"
+#include "corey/Device/DiskCache.h"
 #include "corey/Device/RuntimeABI.h"
 #include "corey/Dialect/SSM/IR/SSMOps.h"
 #include "corey/Dialect/SSM/Transforms/Passes.h"
@@ -26,6 +29,7 @@
 #include "mlir/Parser/Parser.h"
 #include "mlir/Pass/PassManager.h"
 #include "llvm/ADT/StringExtras.h"
+#include "llvm/ADT/StringSet.h"
 #include "llvm/ADT/TypeSwitch.h"
 #include "llvm/ExecutionEngine/JITSymbol.h"
 #include "llvm/ExecutionEngine/Orc/ExecutionUtils.h"
@@ -355,61 +359,28 @@ private:
   std::chrono::steady_clock::time_point start =
       std::chrono::steady_clock::now();
 };
-
-/// Two sizes that must agree, for messages.
-struct Constraint {
-  int64_t lhsArg, lhsDim, rhsArg, rhsDim;
-  std::string symbol;
-};
-
-struct Function {
-  FunctionInfo info;
-  /// For each input: whether it is read with whatever strides it has.
-  std::vector<bool> anyStrides;
-  /// Index into the program's weights for each argument behind the inputs.
-  std::vector<size_t> weights;
-  std::vector<Constraint> constraints;
-  size_t numDims = 0, numResultDims = 0;
-  void (*invoke)(void **) = nullptr;
-  void (*shapes)(void **) = nullptr;
-};
-
-struct Weight {
-  ArgumentInfo info;
-  std::string key;
-  Tensor tensor;
-  bool bound = false;
-  /// Computed by the program from the others.
-  bool prepared = false;
-};
 } // namespace
 
 //===----------------------------------------------------------------------===//
 // Executable
 //===----------------------------------------------------------------------===//
 
-struct Executable::Impl {
+struct Executable::Impl : ProgramInfo {
   std::shared_ptr<Backend> backend;
   std::unique_ptr<llvm::orc::LLJIT> jit;
   std::vector<FunctionInfo> infos;
-  std::vector<Function> functions;
   std::vector<ArgumentInfo> weightInfos;
-  std::vector<Weight> weights;
-  /// Computes the prepared weights; null where there are none.
-  std::unique_ptr<Function> prepare;
-  /// Index into the weights for each of its results.
-  std::vector<size_t> preparedWeights;
-  /// Whether they are those of the weights that are bound.
+  /// Whether the prepared weights are those of the weights that are bound.
   std::atomic<bool> ready{true};
   std::mutex prepareMutex;
   double prepareMs = 0;
-  std::string name, prefix, policy;
+  std::string name, policy;
   /// What the policies of the sites decide with.
   scheduler::PolicyContext policies;
   /// The context's.
   std::shared_ptr<std::atomic<int>> threads;
   std::vector<PhaseTime> times;
-  TrafficInfo traffic;
+  CacheInfo cache;
   device::ProgramState program;
   /// What the device holds of the program, and the calls, which use `program`.
   std::unique_ptr<Image> image;
@@ -417,9 +388,13 @@ struct Executable::Impl {
   std::atomic<uint64_t> changes{0};
 
   Status describe(ModuleOp module);
-  Status addSites(ModuleOp module,
-                  const scheduler::EstimatorOptions &observation);
-  Status load(ModuleOp module, const CompileOptions &options, Stopwatch &watch);
+  Status findSites(ModuleOp module);
+  Expected<std::shared_ptr<const scheduler::Policy>>
+  policyOf(const ChunkSite &site) const;
+  Expected<ProgramCode> compile(ModuleOp module, const CompileOptions &options,
+                                Stopwatch &watch);
+  Status addSites(const scheduler::EstimatorOptions &observation);
+  Status load(ProgramCode code);
 
   const Function *find(std::string_view name) const {
     for (const Function &function : functions)
@@ -479,8 +454,6 @@ Status Executable::Impl::describe(ModuleOp module) {
     weight.key = op.getFileKey().str();
     weight.prepared = op.isPrepared();
     weightIndex[op.getSymName()] = weights.size();
-    if (!weight.prepared)
-      weightInfos.push_back(weight.info);
     weights.push_back(std::move(weight));
   }
   mlir::SymbolTable symbols(module);
@@ -592,11 +565,9 @@ Status Executable::Impl::describe(ModuleOp module) {
         return Status::compileError("expected @" + function.info.name +
                                     " to take weights only, got input '" +
                                     function.info.inputs[0].name + "'");
-      ready = false;
       prepare = std::make_unique<Function>(std::move(function));
       continue;
     }
-    infos.push_back(function.info);
     functions.push_back(std::move(function));
   }
   for (size_t i = 0; i < weights.size(); ++i)
@@ -625,14 +596,14 @@ corey::scanVariants(Device::Kind kind, const scheduler::Problem &problem) {
 
 /// The sizes of a scan and the kernels there are for it.
 static void describeScan(mlir::Operation *op, const Backend &backend,
-                         scheduler::SiteInfo &info) {
+                         ChunkSite &site) {
   auto shapeOf = [](mlir::Value value) {
     return llvm::cast<mlir::RankedTensorType>(value.getType()).getShape();
   };
   auto sizeOf = [](int64_t size) {
     return mlir::ShapedType::isDynamic(size) ? -1 : size;
   };
-  scheduler::Problem &problem = info.problem;
+  scheduler::Problem &problem = site.problem;
   mlir::Type element;
   if (auto scan = llvm::dyn_cast<ssm::SelectiveScanOp>(op)) {
     problem.op = scheduler::OpKind::SelectiveScan;
@@ -654,16 +625,12 @@ static void describeScan(mlir::Operation *op, const Backend &backend,
                  : element.isBF16() ? scheduler::ElementType::BF16
                                     : scheduler::ElementType::F32;
   if (problem.channels > 0 && problem.groups > 0)
-    info.variants = backend.variantsOf(op, problem);
+    site.variants = backend.variantsOf(op, problem);
 }
 
-/// Makes the sites of a module after the Bound phase, and has the input of a
+/// Reads the sites off a module after the Bound phase, and has the input of a
 /// scan observed where its policy decides on it.
-Status
-Executable::Impl::addSites(ModuleOp module,
-                           const scheduler::EstimatorOptions &observation) {
-  if (auto estimator = scheduler::Estimator::create(observation); !estimator)
-    return estimator.takeStatus();
+Status Executable::Impl::findSites(ModuleOp module) {
   llvm::SmallVector<ssm::ScanOpInterface> scans;
   llvm::SmallVector<ssm::BindChunkOp> binds;
   module.walk([&](mlir::Operation *op) {
@@ -672,45 +639,73 @@ Executable::Impl::addSites(ModuleOp module,
     if (auto scan = llvm::dyn_cast<ssm::ScanOpInterface>(op))
       scans.push_back(scan);
   });
-  auto siteOf = [](ssm::ScanOpInterface scan) -> llvm::StringRef {
+  llvm::StringMap<llvm::SmallVector<ssm::ScanOpInterface, 2>> scansOfSite;
+  for (ssm::ScanOpInterface scan : scans) {
     mlir::Value chunk = scan.getScanChunk();
-    auto bind = chunk ? chunk.getDefiningOp<ssm::BindChunkOp>() : nullptr;
-    return bind ? bind.getSite() : "";
-  };
+    if (auto bind = chunk ? chunk.getDefiningOp<ssm::BindChunkOp>() : nullptr)
+      scansOfSite[bind.getSite()].push_back(scan);
+  }
+  llvm::StringSet<> known;
   for (ssm::BindChunkOp bind : binds) {
-    if (program.findChunk(bind.getSite()))
+    if (!known.insert(bind.getSite()).second)
       continue;
-    std::string spec = bind.getPolicy() ? bind.getPolicy()->str() : policy;
-    auto parsed = scheduler::parsePolicy(spec, policies);
+    ChunkSite site;
+    site.name = bind.getSite().str();
+    site.variants.emplace_back();
+    if (bind.getPolicy())
+      site.policy = bind.getPolicy()->str();
+    auto parsed = policyOf(site);
     if (!parsed)
-      return bind.getPolicy()
-                 ? Status::compileError("site '" + bind.getSite().str() +
-                                        "': " + parsed.status().message())
-                 : parsed.takeStatus();
+      return parsed.takeStatus();
+    for (ssm::ScanOpInterface scan : scansOfSite[site.name]) {
+      describeScan(scan, *backend, site);
+      if ((*parsed)->statistics())
+        ssm::observeScanInput(scan);
+    }
+    chunkSites.push_back(std::move(site));
+  }
+  known.clear();
+  module.walk([&](ssm::ObserveOp op) {
+    if (known.insert(op.getSite()).second)
+      observationSites.push_back(op.getSite().str());
+  });
+  return Status::ok();
+}
+
+Expected<std::shared_ptr<const scheduler::Policy>>
+Executable::Impl::policyOf(const ChunkSite &site) const {
+  auto parsed = scheduler::parsePolicy(
+      site.policy.empty() ? policy : site.policy, policies);
+  if (!parsed && !site.policy.empty())
+    return Status::compileError("site '" + site.name +
+                                "': " + parsed.status().message());
+  return parsed;
+}
+
+/// Makes the sites that calls of the program go by.
+Status
+Executable::Impl::addSites(const scheduler::EstimatorOptions &observation) {
+  for (const ChunkSite &site : chunkSites) {
+    auto parsed = policyOf(site);
+    if (!parsed)
+      return parsed.takeStatus();
     scheduler::SiteInfo info;
-    info.name = bind.getSite().str();
-    info.layer = scheduler::layerOf(info.name);
+    info.name = site.name;
+    info.problem = site.problem;
+    info.variants = site.variants;
     info.device = backend->schedulerDevice(*threads);
-    bool wantsData = (*parsed)->statistics().has_value();
-    for (ssm::ScanOpInterface scan : scans)
-      if (siteOf(scan) == bind.getSite()) {
-        describeScan(scan, *backend, info);
-        if (wantsData)
-          ssm::observeScanInput(scan);
-      }
+    info.layer = scheduler::layerOf(site.name);
     program.addChunk(
         std::make_unique<scheduler::Site>(std::move(info), std::move(*parsed)));
   }
-  module.walk([&](ssm::ObserveOp op) {
-    if (program.observationIndex.count(op.getSite()))
-      return;
-    scheduler::Site *target = program.findChunk(op.getSite());
+  for (const std::string &name : observationSites) {
+    scheduler::Site *target = program.findChunk(name);
     scheduler::EstimatorOptions options = observation;
     if (target)
       options = target->policy()->statistics().value_or(options);
-    program.addObservation(std::make_unique<device::ObservationSite>(
-        op.getSite().str(), options, target));
-  });
+    program.addObservation(
+        std::make_unique<device::ObservationSite>(name, options, target));
+  }
   return Status::ok();
 }
 
@@ -748,17 +743,20 @@ runtimeSymbols(llvm::orc::MangleAndInterner mangle) {
 /// Address space, not memory, that is set aside at a time for machine code.
 static constexpr size_t kJITReservation = size_t(64) << 20;
 
-Status Executable::Impl::load(ModuleOp module, const CompileOptions &options,
-                              Stopwatch &watch) {
+/// Code of a module after the LLVM phase.
+Expected<ProgramCode> Executable::Impl::compile(ModuleOp module,
+                                                const CompileOptions &options,
+                                                Stopwatch &watch) {
   DiagnosticCollector diagnostics(module.getContext());
-  auto taken = backend->takeImage(module, options, [&](const char *step) {
-    times.push_back({step, watch.lap()});
-  });
+  ProgramCode code;
+  Expected<DeviceImage> taken = backend->takeCode(module, options);
   if (!taken)
     return taken.status().code() == StatusCode::CompileError
                ? diagnostics.status(taken.status().message().c_str())
                : taken.takeStatus();
-  image = std::move(*taken);
+  code.image = std::move(*taken);
+  if (!code.image.kernels.empty())
+    times.push_back({"ptx", watch.lap()});
   auto machine = createHostTargetMachine();
   if (!machine)
     return toStatus(machine.takeError());
@@ -776,11 +774,32 @@ Status Executable::Impl::load(ModuleOp module, const CompileOptions &options,
                                 std::min(device::hardwareThreads(), 4));
   if (!objects)
     return toStatus(objects.takeError());
+  for (const std::unique_ptr<llvm::MemoryBuffer> &object : *objects)
+    code.objects.push_back(object->getBuffer().str());
+  times.push_back({"codegen", watch.lap()});
+  return code;
+}
+
+/// Links code into this process, for a program whose description is there.
+Status Executable::Impl::load(ProgramCode code) {
+  for (const Function &function : functions)
+    infos.push_back(function.info);
+  for (const Weight &weight : weights)
+    if (!weight.prepared)
+      weightInfos.push_back(weight.info);
+  ready = !prepare;
+  auto loaded = backend->load(std::move(code.image));
+  if (!loaded)
+    return loaded.takeStatus();
+  image = std::move(*loaded);
+  auto machine = createHostTargetMachine();
+  if (!machine)
+    return toStatus(machine.takeError());
   auto jitOrError =
       llvm::orc::LLJITBuilder()
           .setJITTargetMachineBuilder(
               llvm::orc::JITTargetMachineBuilder((*machine)->getTargetTriple()))
-          .setDataLayout((*translated)->getDataLayout())
+          .setDataLayout((*machine)->createDataLayout())
           // Objects of a program refer to one another by 32-bit distances, so
           // that they must lie together.
           .setObjectLinkingLayerCreator(
@@ -809,8 +828,9 @@ Status Executable::Impl::load(ModuleOp module, const CompileOptions &options,
   if (!process)
     return toStatus(process.takeError());
   library.addGenerator(std::move(*process));
-  for (std::unique_ptr<llvm::MemoryBuffer> &object : *objects)
-    if (auto error = jit->addObjectFile(std::move(object)))
+  for (const std::string &object : code.objects)
+    if (auto error = jit->addObjectFile(
+            llvm::MemoryBuffer::getMemBufferCopy(object, "corey")))
       return toStatus(std::move(error));
   std::vector<Function *> all;
   for (Function &function : functions)
@@ -827,7 +847,6 @@ Status Executable::Impl::load(ModuleOp module, const CompileOptions &options,
         return toStatus(symbol.takeError());
       *slot = symbol->toPtr<void (*)(void **)>();
     }
-  times.push_back({"codegen", watch.lap()});
   return Status::ok();
 }
 
@@ -856,6 +875,69 @@ static TrafficInfo measureTraffic(ModuleOp module, const char *machine) {
   return traffic;
 }
 
+//===----------------------------------------------------------------------===//
+// Compiling
+//===----------------------------------------------------------------------===//
+
+static const device::DiskCache &programCache() {
+  static const device::DiskCache cache("programs", "program");
+  return cache;
+}
+
+/// The key of a program in the cache; empty where programs are not kept.
+static std::string keyOf(const Backend &backend, const CompileOptions &options,
+                         std::string_view source) {
+  std::string compiler = compilerIdentity();
+  auto machine = createHostTargetMachine();
+  if (compiler.empty() || !machine) {
+    llvm::consumeError(machine.takeError());
+    return "";
+  }
+  std::string host =
+      ((*machine)->getTargetTriple().str() + " " + (*machine)->getTargetCPU() +
+       " " + (*machine)->getTargetFeatureString())
+          .str();
+  return programKey(compiler, host, backend.target(), options,
+                    llvm::StringRef(source.data(), source.size()));
+}
+
+/// Takes a program from the cache.
+static CacheInfo lookUp(const std::string &key, ProgramInfo &info,
+                        ProgramCode &code) {
+  CacheInfo cache;
+  if (!key.empty())
+    cache.path = programCache().path(key);
+  if (cache.path.empty())
+    return cache;
+  cache.outcome = CacheInfo::Missing;
+  Expected<std::string> entry = programCache().read(key);
+  if (!entry) {
+    if (entry.status().code() != StatusCode::NotFound)
+      cache.problem = entry.status().message();
+    return cache;
+  }
+  if (readProgram(*entry, info, code)) {
+    cache.outcome = CacheInfo::Loaded;
+    return cache;
+  }
+  info = ProgramInfo();
+  code = ProgramCode();
+  cache.problem = cache.path + ": expected a program, got other bytes";
+  return cache;
+}
+
+/// Puts a program into the cache. Without it the next process compiles again.
+static void keep(const std::string &key, ProgramInfo &info, ProgramCode &code,
+                 CacheInfo &cache) {
+  if (cache.outcome == CacheInfo::Off)
+    return;
+  Status status = programCache().write(key, writeProgram(info, code));
+  if (status)
+    cache.outcome = CacheInfo::Stored;
+  else
+    cache.problem += (cache.problem.empty() ? "" : "; ") + status.message();
+}
+
 Expected<std::shared_ptr<Executable>>
 Context::compile(std::string_view source, const CompileOptions &options,
                  std::string_view name) {
@@ -863,11 +945,11 @@ Context::compile(std::string_view source, const CompileOptions &options,
     return status;
   if (Status status = impl->backend->check(options); !status)
     return status;
+  if (auto estimator = scheduler::Estimator::create(options.observation);
+      !estimator)
+    return estimator.takeStatus();
   std::lock_guard<std::mutex> lock(impl->mutex);
   Stopwatch watch;
-  auto module = parse(impl->mlir, source, name);
-  if (!module)
-    return module.takeStatus();
   std::shared_ptr<Executable> executable(new Executable);
   Executable::Impl &program = *executable->impl;
   program.name = std::string(name);
@@ -882,27 +964,48 @@ Context::compile(std::string_view source, const CompileOptions &options,
   if (auto policy = scheduler::parsePolicy(options.policy, program.policies);
       !policy)
     return policy.takeStatus();
-  program.times.push_back({"parse", watch.lap()});
-  ModuleOp op = **module;
-  auto lower = [&](Phase first, Phase last) {
-    return runPasses(op, [&](mlir::OpPassManager &manager) {
-      impl->backend->addPasses(manager, options, /*observe=*/false, first,
-                               last);
-    });
-  };
-  if (Status status = lower(Phase::Captured, Phase::Bound); !status)
+
+  ProgramCode code;
+  std::string key = keyOf(*impl->backend, options, source);
+  program.cache = lookUp(key, program, code);
+  if (program.cache.outcome == CacheInfo::Loaded) {
+    program.times.push_back({"cache", watch.lap()});
+  } else {
+    auto module = parse(impl->mlir, source, name);
+    if (!module)
+      return module.takeStatus();
+    program.times.push_back({"parse", watch.lap()});
+    ModuleOp op = **module;
+    auto lower = [&](Phase first, Phase last) {
+      return runPasses(op, [&](mlir::OpPassManager &manager) {
+        impl->backend->addPasses(manager, options, /*observe=*/false, first,
+                                 last);
+      });
+    };
+    if (Status status = lower(Phase::Captured, Phase::Bound); !status)
+      return status;
+    if (Status status = program.describe(op); !status)
+      return status;
+    if (Status status = program.findSites(op); !status)
+      return status;
+    // What a policy has observed may have been kept from memory before.
+    program.traffic = measureTraffic(op, impl->backend->machine());
+    if (Status status = lower(Phase::Lowered, Phase::LLVM); !status)
+      return status;
+    program.times.push_back({"lower", watch.lap()});
+    Expected<ProgramCode> compiled = program.compile(op, options, watch);
+    if (!compiled)
+      return compiled.takeStatus();
+    code = std::move(*compiled);
+    keep(key, program, code, program.cache);
+    if (program.cache.outcome == CacheInfo::Stored)
+      program.times.push_back({"cache", watch.lap()});
+  }
+  if (Status status = program.addSites(options.observation); !status)
     return status;
-  if (Status status = program.describe(op); !status)
+  if (Status status = program.load(std::move(code)); !status)
     return status;
-  if (Status status = program.addSites(op, options.observation); !status)
-    return status;
-  // What a policy has observed may have been kept from memory before.
-  program.traffic = measureTraffic(op, impl->backend->machine());
-  if (Status status = lower(Phase::Lowered, Phase::LLVM); !status)
-    return status;
-  program.times.push_back({"lower", watch.lap()});
-  if (Status status = program.load(op, options, watch); !status)
-    return status;
+  program.times.push_back({"link", watch.lap()});
   return executable;
 }
 
@@ -2093,6 +2196,8 @@ const std::vector<PhaseTime> &Executable::compileTimes() const {
   return impl->times;
 }
 
+const CacheInfo &Executable::cache() const { return impl->cache; }
+
 const TrafficInfo &Executable::traffic() const { return impl->traffic; }
 
 std::pair<size_t, size_t> Executable::memoryUse() const {
@@ -2111,6 +2216,22 @@ std::string Executable::explain() const {
     total += time.milliseconds;
   }
   os << llvm::formatv(" total {0:f1} ms\n", total);
+  switch (const CacheInfo &cache = impl->cache; cache.outcome) {
+  case CacheInfo::Off:
+    os << "cache: off\n";
+    break;
+  case CacheInfo::Missing:
+    os << "cache: not stored\n";
+    break;
+  case CacheInfo::Stored:
+    os << "cache: stored as " << cache.path << "\n";
+    break;
+  case CacheInfo::Loaded:
+    os << "cache: loaded from " << cache.path << "\n";
+    break;
+  }
+  if (!impl->cache.problem.empty())
+    os << "cache: " << impl->cache.problem << "\n";
   const TrafficInfo &traffic = impl->traffic;
   os << llvm::formatv(
       "kernels: {0}, moving {1:f1} MB and keeping {2:f1} MB from "

@@ -22,6 +22,9 @@ def ConvertSSMToGPU : Pass<"convert-ssm-to-gpu", "::mlir::ModuleOp"> {
     sequence, three kernels (states of chunks, states between chunks, outputs)
     take the place of one.
 
+    Ops that are equal but for their operands, as those of layers are, are lowered
+    once: they call one function with what of it works on memory.
+
     All arithmetic is f32. Calls to the run-time library (`corey_rt_*`) appear for
     large projections, chunks and statistics.
   }];

@@ -93,7 +93,9 @@ public:
   ~Context();
 
   /// Compiles a module, given as MLIR text or bytecode; `name` stands for it in
-  /// messages. Errors: CompileError with one line per diagnostic.
+  /// messages. One that a process has compiled before is taken from the cache
+  /// on disk (see Executable::cache()). Errors: CompileError with one line per
+  /// diagnostic.
   Expected<std::shared_ptr<Executable>>
   compile(std::string_view source, const CompileOptions &options = {},
           std::string_view name = "<source>");
@@ -202,6 +204,27 @@ struct TrafficInfo {
 struct PhaseTime {
   std::string phase;
   double milliseconds;
+};
+
+/// What became of a program in the cache on disk, the folder "programs" of
+/// $COREY_CACHE_DIR (see README.md), which spares another process compiling it.
+struct CacheInfo {
+  enum Outcome {
+    /// There is no cache.
+    Off,
+    /// It was compiled, and could not be stored.
+    Missing,
+    /// It was compiled and stored.
+    Stored,
+    /// It was there.
+    Loaded
+  };
+  Outcome outcome = Off;
+  /// The file; empty where there is no cache.
+  std::string path;
+  /// What was wrong with an entry that was there, or with storing one; empty if
+  /// nothing was. It is no error: the program was compiled.
+  std::string problem;
 };
 
 /// A run that was captured once, on a CUDA device, to be launched as a whole:
@@ -329,6 +352,7 @@ public:
   /// chose, for people to read.
   std::string explain() const;
   const std::vector<PhaseTime> &compileTimes() const;
+  const CacheInfo &cache() const;
   const TrafficInfo &traffic() const;
   /// Bytes of intermediates kept for later calls, and how often the system was
   /// asked for memory.
