@@ -121,6 +121,7 @@ static void testModel(const char *folder, const char *type) {
   corey_context *context = NULL;
   corey_model *model = NULL;
   corey_states *states = NULL, *copy = NULL, *loaded = NULL;
+  progressCalls = tokenCalls = sequenceOne = 0;
   EXPECT(corey_context_create("cpu", 1, &context) == COREY_OK);
   EXPECT(corey_model_load(context, "no/such/folder", NULL, &model) ==
          COREY_NOT_FOUND);

@@ -547,7 +547,7 @@ TEST_P(Checkpoints, HalfPrecision) {
        {std::pair(DType::BF16, 1e-2), {DType::F16, 1e-3}}) {
     import::ImportOptions options;
     options.computeType = type;
-    options.prefillPacked = options.decode = false;
+    options.prefillPacked = options.decode = options.sample = false;
     Model half(GetParam(), options);
     EXPECT_EQ(half.program->functions().size(), 1u);
     for (const char *key : {"prose_512", "tables_512"}) {
