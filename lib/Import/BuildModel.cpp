@@ -245,8 +245,8 @@ private:
 
   Block *beginFunction(StringRef name, const Signature &s) {
     b.setInsertionPointToEnd(module.getBody());
-    auto function = func::FuncOp::create(
-        b, name, b.getFunctionType(s.inputs, s.results));
+    auto function =
+        func::FuncOp::create(b, name, b.getFunctionType(s.inputs, s.results));
     for (auto [i, name] : llvm::enumerate(s.inputNames))
       function.setArgAttr(i, kNameAttr, b.getStringAttr(name));
     for (auto [i, name] : llvm::enumerate(s.resultNames))

@@ -442,13 +442,13 @@ Draws corey::reference::sample(const Array &logits, const Array &temperature,
       continue;
     uint64_t words[3];
     for (int i = 0; i < 3; ++i)
-      words[i] = static_cast<uint64_t>(
-          static_cast<int64_t>(random.data[3 * r + i]));
+      words[i] =
+          static_cast<uint64_t>(static_cast<int64_t>(random.data[3 * r + i]));
     auto low = [](uint64_t word) { return static_cast<uint32_t>(word); };
     auto high = [](uint64_t word) { return static_cast<uint32_t>(word >> 32); };
-    std::array<uint32_t, 4> bits = philox(
-        {low(words[2]), high(words[2]), low(words[1]), high(words[1])},
-        {low(words[0]), high(words[0])});
+    std::array<uint32_t, 4> bits =
+        philox({low(words[2]), high(words[2]), low(words[1]), high(words[1])},
+               {low(words[0]), high(words[0])});
     double u = bits[1] * 0x1p-32 + bits[0] * 0x1p-64;
     auto list = candidates(row, size, temperature.data[r],
                            static_cast<int64_t>(topK.data[r]));

@@ -117,7 +117,8 @@ static int32_t largest(const float *logits) {
 static void testModel(const char *folder, const char *type) {
   enum { kPrompts = 3, kTokens = 6, kVocabulary = 256 };
   static const int32_t tokens[] = {'T', 'h', 'e', ' ', 'a', 'I', 'n', ' '};
-  static const int64_t lengths[kPrompts] = {4, 1, 3}, slots[kPrompts] = {2, 0, 3};
+  static const int64_t lengths[kPrompts] = {4, 1, 3},
+                       slots[kPrompts] = {2, 0, 3};
   corey_context *context = NULL;
   corey_model *model = NULL;
   corey_states *states = NULL, *copy = NULL, *loaded = NULL;
@@ -286,8 +287,8 @@ static void testModel(const char *folder, const char *type) {
   static const int32_t beyond[] = {256};
   EXPECT(corey_model_decode(model, beyond, 1, states, NULL, NULL) ==
          COREY_INVALID_ARGUMENT);
-  EXPECT(strcmp(corey_last_error(),
-                "expected tokens from 0 to 255, got 256") == 0);
+  EXPECT(strcmp(corey_last_error(), "expected tokens from 0 to 255, got 256") ==
+         0);
   static const int64_t negative[] = {-1}, same[] = {1, 1, 1};
   EXPECT(corey_model_prefill(model, tokens, negative, 1, states, NULL, NULL,
                              NULL, NULL) == COREY_INVALID_ARGUMENT);
@@ -297,14 +298,14 @@ static void testModel(const char *folder, const char *type) {
                              NULL) == COREY_INVALID_ARGUMENT);
   options.temperature = -1;
   EXPECT(corey_model_generate(model, tokens, lengths, 1, kTokens, &options,
-                              NULL, NULL, NULL, NULL) ==
-         COREY_INVALID_ARGUMENT);
+                              NULL, NULL, NULL,
+                              NULL) == COREY_INVALID_ARGUMENT);
   EXPECT(strncmp(corey_last_error(), "temperature: ", 13) == 0);
   options.temperature = 1;
   options.num_stop_tokens = 1;
   EXPECT(corey_model_generate(model, tokens, lengths, 1, kTokens, &options,
-                              NULL, NULL, NULL, NULL) ==
-         COREY_INVALID_ARGUMENT);
+                              NULL, NULL, NULL,
+                              NULL) == COREY_INVALID_ARGUMENT);
   EXPECT(corey_model_generate(model, tokens, lengths, 1, -1, NULL, NULL, NULL,
                               NULL, NULL) == COREY_INVALID_ARGUMENT);
 

@@ -13,9 +13,9 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "corey/Model.h"
 #include "../reference/Reference.h"
 #include "StatusTest.h"
-#include "corey/Model.h"
 #include "gtest/gtest.h"
 #include <algorithm>
 #include <cmath>
@@ -594,13 +594,12 @@ TEST_P(Models, DrawnTokens) {
           return array;
         };
         // Exact as numbers of f64: the seed as a signed number.
-        random.data = {
-            static_cast<double>(static_cast<int64_t>(sampling.seed)),
-            static_cast<double>(i), static_cast<double>(step)};
-        reference::Draws want = reference::sample(
-            row, scalar(sampling.temperature),
-            scalar(static_cast<double>(sampling.topK)), scalar(sampling.topP),
-            random);
+        random.data = {static_cast<double>(static_cast<int64_t>(sampling.seed)),
+                       static_cast<double>(i), static_cast<double>(step)};
+        reference::Draws want =
+            reference::sample(row, scalar(sampling.temperature),
+                              scalar(static_cast<double>(sampling.topK)),
+                              scalar(sampling.topP), random);
         int32_t token = got[i][step];
         EXPECT_GE(token, want.lowest.data[0]) << i << " " << step;
         EXPECT_LE(token, want.highest.data[0]) << i << " " << step;
@@ -625,9 +624,8 @@ TEST_P(Models, Likelihoods) {
       rowsOf(take(model().logits(tokens, static_cast<int64_t>(size))));
   std::vector<std::pair<int64_t, int64_t>> progress;
   std::vector<double> got = take(model().negativeLogLikelihoods(
-      tokens, 0, 0, [&](int64_t done, int64_t total) {
-        progress.push_back({done, total});
-      }));
+      tokens, 0, 0,
+      [&](int64_t done, int64_t total) { progress.push_back({done, total}); }));
   ASSERT_EQ(got.size(), size - 1);
   for (size_t i = 0; i + 1 < size; ++i)
     EXPECT_NEAR(got[i], nats(rows[i], tokens[i + 1]), 1e-5) << i;

@@ -1858,12 +1858,12 @@ Generator anyLogits(Random &random, int64_t size) {
     case 3:
       return random.chance(0.5) ? -30000 : 3 * random.normal();
     case 4: // One far above the others.
-      return random.chance(2.0 / static_cast<double>(size))
-                 ? 1000
-                 : random.normal();
+      return random.chance(2.0 / static_cast<double>(size)) ? 1000
+                                                            : random.normal();
     case 5:
-      return random.chance(0.1) ? -0.0 : random.chance(0.1) ? 0.0
-                                                            : -random.uniform(0, 1e-3);
+      return random.chance(0.1)   ? -0.0
+             : random.chance(0.1) ? 0.0
+                                  : -random.uniform(0, 1e-3);
     case 6: // None above 0, and denormal ones.
       return random.chance(0.5) ? -1e-40 : -1e-39 * random.uniform(0, 1);
     case 7:
@@ -1889,9 +1889,8 @@ TEST(Property, Sample) {
     bool isStatic = random.chance(0.25);
     Shape leading = anyLeading(random, rank),
           spec = isStatic ? leading : Shape(rank, Free);
-    Program program =
-        sampleProgram(anyFloat(random),
-                      random.pick({DType::I32, DType::I64}), spec, V);
+    Program program = sampleProgram(
+        anyFloat(random), random.pick({DType::I32, DType::I64}), spec, V);
     SCOPED_TRACE(program.module());
     auto executable = compile(program.module(), anyVectorBits(random));
     ASSERT_TRUE(executable);
@@ -1899,8 +1898,7 @@ TEST(Property, Sample) {
       if (call)
         leading = anyLeading(random, rank);
       Trial trial(random, program);
-      const Array *logits =
-          trial.input(join(leading, V), anyLogits(random, V));
+      const Array *logits = trial.input(join(leading, V), anyLogits(random, V));
       const Array *temperature = trial.input(leading, [&] {
         return random.chance(0.5)
                    ? random.uniform(0.2, 2)
@@ -1916,12 +1914,11 @@ TEST(Property, Sample) {
                                         random.integer(1, V)}));
       });
       const Array *topP = trial.input(leading, [&] {
-        return random.chance(0.3)
-                   ? 1.0
-                   : random.chance(0.4)
-                         ? random.uniform(0, 1)
-                         : random.pick({0.0, 1e-12, 0.5, 0.9, 0.95, 0.999,
-                                        0.9999999, 2.0, -1.0, NaN, Inf});
+        return random.chance(0.3) ? 1.0
+               : random.chance(0.4)
+                   ? random.uniform(0, 1)
+                   : random.pick({0.0, 1e-12, 0.5, 0.9, 0.95, 0.999, 0.9999999,
+                                  2.0, -1.0, NaN, Inf});
       });
       const Array *counters = trial.input(join(leading, 3), [&] {
         // What a double holds.
@@ -1984,9 +1981,8 @@ TEST(Property, SampleDistribution) {
     Random random(++seed);
     Trial trial(random, program);
     int64_t next = 0;
-    trial.input({N, V}, [&] {
-      return logits[static_cast<size_t>(next++ % V)];
-    });
+    trial.input({N, V},
+                [&] { return logits[static_cast<size_t>(next++ % V)]; });
     trial.input({N}, [&] { return c.temperature; });
     trial.input({N}, [&] { return static_cast<double>(c.topK); });
     trial.input({N}, [&] { return c.topP; });
@@ -1998,9 +1994,8 @@ TEST(Property, SampleDistribution) {
                        c.bySequence ? 5 : i});
     trial.input({N, 3}, counters);
     ASSERT_TRUE(trial.run(*executable, {{N}, {N, 3}}));
-    std::vector<double> counts(V, 0), want = reference::probabilities(
-                                          logits, c.temperature, c.topK,
-                                          c.topP);
+    std::vector<double> counts(V, 0),
+        want = reference::probabilities(logits, c.temperature, c.topK, c.topP);
     for (double id : toArray(trial.outputs[0]).data)
       ++counts[static_cast<size_t>(id)];
     double statistic = 0;
@@ -2010,8 +2005,7 @@ TEST(Property, SampleDistribution) {
       if (expected < 1e-6)
         EXPECT_EQ(counts[i], 0) << i;
       else
-        statistic +=
-            (counts[i] - expected) * (counts[i] - expected) / expected;
+        statistic += (counts[i] - expected) * (counts[i] - expected) / expected;
     }
     // 19 degrees of freedom exceed 60 once in 250,000 times.
     EXPECT_LT(statistic, 60);

@@ -48,8 +48,8 @@ int main() {
     return fail(copy.status());
   for (int32_t want : whole->tokens[0]) {
     const float *row = logits->dataAs<float>();
-    auto got = static_cast<int32_t>(
-        std::max_element(row, row + logits->dim(1)) - row);
+    auto got =
+        static_cast<int32_t>(std::max_element(row, row + logits->dim(1)) - row);
     if (got != want) {
       std::fprintf(stderr, "expected token %d, got %d\n", want, got);
       return 1;

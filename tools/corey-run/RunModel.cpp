@@ -42,9 +42,10 @@ static std::vector<int32_t> tokensOfBytes(llvm::StringRef text) {
 
 /// The tokens of a text, or the numbers of tokens in it, and the options for
 /// the one and the other.
-static Expected<std::vector<int32_t>>
-tokensOf(const Model &model, llvm::StringRef text, bool isIds,
-         const char *textOption, const char *idsOption) {
+static Expected<std::vector<int32_t>> tokensOf(const Model &model,
+                                               llvm::StringRef text, bool isIds,
+                                               const char *textOption,
+                                               const char *idsOption) {
   if (!isIds) {
     if (model.info().vocabSize != kByteVocabulary)
       return Status::unsupported(
@@ -60,9 +61,9 @@ tokensOf(const Model &model, llvm::StringRef text, bool isIds,
   for (llvm::StringRef part : parts) {
     int32_t token;
     if (part.getAsInteger(10, token))
-      return Status::invalidArgument(
-          std::string(idsOption) + ": expected numbers of tokens, got '" +
-          part.str() + "'");
+      return Status::invalidArgument(std::string(idsOption) +
+                                     ": expected numbers of tokens, got '" +
+                                     part.str() + "'");
     tokens.push_back(token);
   }
   return tokens;
@@ -215,9 +216,8 @@ static Status evaluate(Model &model, const ModelRun &run,
                     int64_t all) { showProgress("judged", done, all); }
                : std::function<void(int64_t, int64_t)>());
     if (!nats)
-      return Status(nats.status().code(),
-                    std::string(option) + ": " + path + ": " +
-                        nats.status().message());
+      return Status(nats.status().code(), std::string(option) + ": " + path +
+                                              ": " + nats.status().message());
     double ms = millisecondsSince(start);
     double sum = std::accumulate(nats->begin(), nats->end(), 0.0);
     auto count = static_cast<int64_t>(nats->size());

@@ -154,7 +154,8 @@ struct ModelFlags {
   const cl::Option *given() const {
     return firstGiven(prompts, promptFiles, ids, count, batch, temperature,
                       topK, topP, seed, stop, dtype, stateType, segment, eval,
-                      evalIds, window, stride, golden, loadStates, saveStates, stats);
+                      evalIds, window, stride, golden, loadStates, saveStates,
+                      stats);
   }
 
   Expected<ModelRun> parse() const {
@@ -208,7 +209,8 @@ struct ModelFlags {
     if (stride.getNumOccurrences() && window == 0)
       return Status::invalidArgument("--stride: expected --window, got none");
     if (window.getNumOccurrences() && run.evalFiles.empty())
-      return Status::invalidArgument("--window: expected --eval or --eval-ids, got none");
+      return Status::invalidArgument(
+          "--window: expected --eval or --eval-ids, got none");
     run.batch = batch;
     run.generate.maxTokens = count;
     run.generate.sampling = {temperature, topK, topP, seed};

@@ -161,7 +161,8 @@ int corey::coreyTranslateMain(int argc, char **argv) {
       cl::location(modelOptions.state), cl::cat(category));
   cl::list<std::string, std::vector<std::string>> functions(
       "functions",
-      cl::desc("A model's functions: prefill, prefill_packed, decode, sample; all if "
+      cl::desc("A model's functions: prefill, prefill_packed, decode, sample; "
+               "all if "
                "none is given"),
       cl::CommaSeparated, cl::location(modelOptions.functions),
       cl::value_desc("name,..."), cl::cat(category));

@@ -28,8 +28,8 @@ Expected<DType> corey::parseFloatType(const std::string &option,
   if (type &&
       (*type == DType::F32 || *type == DType::F16 || *type == DType::BF16))
     return type;
-  return Status::invalidArgument(
-      option + ": expected f32, f16 or bf16, got '" + text + "'");
+  return Status::invalidArgument(option + ": expected f32, f16 or bf16, got '" +
+                                 text + "'");
 }
 
 Expected<Difference> corey::compare(const Tensor &result,

@@ -29,8 +29,8 @@
 /// so that a prompt can come in several calls. A negative slot is padding.
 /// `rows` says which tokens' logits are wanted: b * L + t for token t of
 /// sequence b. `draw` are temperature: [B] f32, top_k: [B] i32, top_p: [B] f32
-/// and random: [B, 3] i64, as ssm.sample takes them, and `next` is what it draws
-/// from the logits.
+/// and random: [B, 3] i64, as ssm.sample takes them, and `next` is what it
+/// draws from the logits.
 ///
 /// Weights are declared under the names of their tensors, with their types.
 /// Every layer has a chunk site `layers.<layer>.scan`.

@@ -96,12 +96,11 @@ public:
     int64_t step = k.bounds.threads * width;
     int64_t perRound = k.bounds.threads * together;
     Val first = k.threadIdx() * double(width);
-    return k.forLoop(
-        k.i32(0), k.i32(llvm::divideCeil(size, perRound)), 1, inits,
-        [&](Val round, ArrayRef<Val> in) {
-          return forEach(first + round * double(perRound), step, k.i32(size),
-                         in, body);
-        });
+    return k.forLoop(k.i32(0), k.i32(llvm::divideCeil(size, perRound)), 1,
+                     inits, [&](Val round, ArrayRef<Val> in) {
+                       return forEach(first + round * double(perRound), step,
+                                      k.i32(size), in, body);
+                     });
   }
   /// The same for `together` logits, of which `width` follow one another, from
   /// `first` on and every `step` logits, for those before `end`.
@@ -150,15 +149,15 @@ public:
     ownList = k.offset(list, k.threadIdx() * 4);
     Val wantsCount = (topK > 0) & (topK < double(row.size));
     Val wantsMass = topP < 1;
-    Vals kept = k.forLoop(
-        k.i32(0), k.i32(2), 1, {low, ties, excess},
-        [&](Val round, ArrayRef<Val> in) {
-          Val isMass = round == 1;
-          return k.ifValues(
-              k.select(isMass, wantsMass, wantsCount),
-              [&] { return threshold(isMass, topK, topP, in); },
-              [&] { return Vals(in); });
-        });
+    Vals kept =
+        k.forLoop(k.i32(0), k.i32(2), 1, {low, ties, excess},
+                  [&](Val round, ArrayRef<Val> in) {
+                    Val isMass = round == 1;
+                    return k.ifValues(
+                        k.select(isMass, wantsMass, wantsCount),
+                        [&] { return threshold(isMass, topK, topP, in); },
+                        [&] { return Vals(in); });
+                  });
     low = kept[0];
     ties = kept[1];
   }
@@ -177,24 +176,23 @@ public:
     Val sums = k.shared(8 * warps, 8), counts = k.shared(4 * warps, 4);
     Val random = k.shared(8, 8);
     // The last warp has the least to do.
-    k.ifThen(k.threadIdx() == double(k.bounds.threads - 1), [&] {
-      k.store(randomBits(seed, sequence, draws), random);
-    });
-    Vals own = k.forLoop(
-        k.i32(0), k.i32(tilesPerWarp), 1, {k.i64(0), k.i32(0)},
-        [&](Val number, ArrayRef<Val> in) {
-          Val first = begin + number * double(tile) +
-                      k.lane() * double(row.width);
-          return row.forEach(
-              first, 32 * row.width, end, in,
-              [&](Val value, Val key, Val, Val inside,
-                  ArrayRef<Val> in) -> Vals {
-                Val weight = weightIf(inside & (key > low), value);
-                Val isTie = inside & (key == low);
-                return {in[0] + weight,
-                        in[1] + k.select(isTie, k.i32(1), k.i32(0))};
-              });
-        });
+    k.ifThen(k.threadIdx() == double(k.bounds.threads - 1),
+             [&] { k.store(randomBits(seed, sequence, draws), random); });
+    Vals own =
+        k.forLoop(k.i32(0), k.i32(tilesPerWarp), 1, {k.i64(0), k.i32(0)},
+                  [&](Val number, ArrayRef<Val> in) {
+                    Val first = begin + number * double(tile) +
+                                k.lane() * double(row.width);
+                    return row.forEach(
+                        first, 32 * row.width, end, in,
+                        [&](Val value, Val key, Val, Val inside,
+                            ArrayRef<Val> in) -> Vals {
+                          Val weight = weightIf(inside & (key > low), value);
+                          Val isTie = inside & (key == low);
+                          return {in[0] + weight,
+                                  in[1] + k.select(isTie, k.i32(1), k.i32(0))};
+                        });
+                  });
     for (Val &each : own)
       each = k.warpSum(each);
     k.ifThen(k.lane() == 0, [&] {
@@ -204,19 +202,19 @@ public:
     k.syncBlock();
 
     // Lane i has warp i's.
-    Val isWarp = k.lane() < double(warps), at = k.min(k.lane(), k.i32(warps - 1));
-    Val sum = k.select(isWarp, k.load(k.offset(sums, at * 8), k.i64Type()),
-                       k.i64(0));
-    Val count = k.select(
-        isWarp, k.load(k.offset(counts, at * 4), k.i32Type()), k.i32(0));
+    Val isWarp = k.lane() < double(warps),
+        at = k.min(k.lane(), k.i32(warps - 1));
+    Val sum =
+        k.select(isWarp, k.load(k.offset(sums, at * 8), k.i64Type()), k.i64(0));
+    Val count = k.select(isWarp, k.load(k.offset(counts, at * 4), k.i32Type()),
+                         k.i32(0));
     Val tiesBefore = runningSum(count) - count;
     sum = sum + keptTies(tiesBefore, count) * tieWeight;
     Val until = runningSum(sum), before = until - sum;
     Val number = multiplyHigh(k.load(random, k.i64Type()),
                               k.shuffleIndex(until, k.i32(31)));
     Val left = number - k.shuffleIndex(before, k.warp());
-    Val isHere =
-        (left >= 0) & (number < k.shuffleIndex(until, k.warp()));
+    Val isHere = (left >= 0) & (number < k.shuffleIndex(until, k.warp()));
     k.ifThen(isHere, [&] {
       search(begin, end, tilesPerWarp, left,
              k.shuffleIndex(tiesBefore, k.warp()), tieWeight, store);
@@ -240,8 +238,8 @@ private:
     for (float coefficient : llvm::drop_begin(sampling::kPower))
       power = exactAdd(exactMul(power, rest), k.f32(coefficient));
     Val mantissa = k.toI64(truncated(exactMul(power, k.f32(0x1p24))));
-    Val shift = k.bitcast(rounding, k.i32Type()) -
-                k.bitcast(biased, k.i32Type());
+    Val shift =
+        k.bitcast(rounding, k.i32Type()) - k.bitcast(biased, k.i32Type());
     return shiftRight(mantissa << (bits - 24), k.toI64(shift));
   }
   Val weightIf(Val condition, Val value) {
@@ -270,9 +268,7 @@ private:
     auto measureOf = [&](Val condition, Val value) {
       return k.ifValues(
           condition & isMass, [&] { return Vals{weightOf(value)}; },
-          [&] {
-            return Vals{k.select(condition, k.i64(1), k.i64(0))};
-          })[0];
+          [&] { return Vals{k.select(condition, k.i64(1), k.i64(0))}; })[0];
     };
     enum { Low, High, Above, Inside, Target, Listed, IsOpen };
     Vals cut = k.forLoop(
@@ -301,8 +297,7 @@ private:
                       return k.ifValues(
                           isLeft(key, inside),
                           [&] {
-                            Val measure =
-                                measureOf(k.boolean(true), value);
+                            Val measure = measureOf(k.boolean(true), value);
                             Val bin = binOf(value);
                             Vals sums(so);
                             for (auto [i, sum] : llvm::enumerate(sums))
@@ -312,8 +307,8 @@ private:
                           },
                           [&] { return Vals(so); });
                     });
-                sums = k.reduceBlock(
-                    sums, [&](ArrayRef<Val> a, ArrayRef<Val> b) {
+                sums =
+                    k.reduceBlock(sums, [&](ArrayRef<Val> a, ArrayRef<Val> b) {
                       Vals both;
                       for (auto [x, y] : llvm::zip_equal(a, b))
                         both.push_back(x + y);
@@ -322,15 +317,14 @@ private:
                 Val total = sums[0];
                 for (Val sum : llvm::drop_begin(sums))
                   total = total + sum;
-                Val wanted = k.select(
-                    isMass, shareOf(total - before[2], topP), k.toI64(topK));
+                Val wanted = k.select(isMass, shareOf(total - before[2], topP),
+                                      k.toI64(topK));
                 Val target = k.select(number == 0, wanted, in[Target]);
                 // The bin in which it is reached; none if there are too few.
                 Val above = in[Above], until = above, inside = k.i64(0);
                 Val chosen = k.i32(kBins);
                 for (auto [i, sum] : llvm::enumerate(sums)) {
-                  Val isHere =
-                      (until < target) & (until + sum >= target);
+                  Val isHere = (until < target) & (until + sum >= target);
                   chosen = k.select(isHere, k.i32(i), chosen);
                   above = k.select(isHere, until, above);
                   inside = k.select(isHere, sum, inside);
@@ -343,9 +337,8 @@ private:
                       return k.ifValues(
                           isLeft(key, inside) & (binOf(value) == chosen),
                           [&]() -> Vals {
-                            k.ifThen(so[2] < double(kListed), [&] {
-                              k.store(key, listAt(so[2]));
-                            });
+                            k.ifThen(so[2] < double(kListed),
+                                     [&] { k.store(key, listAt(so[2])); });
                             return {k.min(so[0], key), k.max(so[1], key),
                                     so[2] + 1.0};
                           },
@@ -359,7 +352,11 @@ private:
                     });
                 Val fits = found[2] <= double(kListed);
                 Val isNone = chosen == double(kBins);
-                return {found[0], found[1], above, inside, target,
+                return {found[0],
+                        found[1],
+                        above,
+                        inside,
+                        target,
                         k.select(fits, own, k.i32(-1)),
                         isNot(fits | isNone) & (found[0] < found[1])};
               },
@@ -393,14 +390,13 @@ private:
                           k.i32(0), listed, 1, inits,
                           [&](Val i, ArrayRef<Val> so) {
                             Val key = k.load(listAt(i), k.i32Type());
-                            return take(valueOf(key), key, k.boolean(true),
-                                        so);
+                            return take(valueOf(key), key, k.boolean(true), so);
                           });
                     },
                     [&] {
                       return row.forAll(inits,
-                                        [&](Val value, Val key, Val,
-                                            Val inside, ArrayRef<Val> so) {
+                                        [&](Val value, Val key, Val, Val inside,
+                                            ArrayRef<Val> so) {
                                           return take(value, key, inside, so);
                                         });
                     });
@@ -427,15 +423,14 @@ private:
           Val weight = weightOf(valueOf(range[Low]));
           Val each = k.max(k.select(isMass, weight, k.i64(1)), k.i64(1));
           Val needed = (target - range[Above] + each - 1.0) / each;
-          return {range[Low], needed,
-                  (range[Inside] / each - needed) * weight};
+          return {range[Low], needed, (range[Inside] / each - needed) * weight};
         });
   }
   /// The part `topP` of a sum, rounded up to what weights can be, at least 1.
   Val shareOf(Val total, Val topP) {
     Val share = exactMul(k.min(k.max(topP, k.f32(0)), k.f32(1)), k.f32(0x1p32));
-    Val factor = k.wrap(
-        arith::FPToSIOp::create(k.b, k.loc, k.i64Type(), share.value));
+    Val factor =
+        k.wrap(arith::FPToSIOp::create(k.b, k.loc, k.i64Type(), share.value));
     Val lower = (total & kMask) * factor;
     Val rounded = k.select((lower & kMask) == 0, k.i64(0), k.i64(1));
     return k.max((total >> 32) * factor + (lower >> 32) + rounded, k.i64(1));
@@ -459,23 +454,22 @@ private:
                             k.lane() * double(row.together);
                 Vals weights, areTies, indices;
                 Val count = k.i32(0);
-                row.forEach(first, row.width, end, {},
-                            [&](Val value, Val key, Val index, Val inside,
-                                ArrayRef<Val>) -> Vals {
-                              weights.push_back(
-                                  weightIf(inside & (key > low), value));
-                              areTies.push_back(inside & (key == low));
-                              indices.push_back(index);
-                              count = count + k.select(areTies.back(),
-                                                       k.i32(1), k.i32(0));
-                              return {};
-                            });
+                row.forEach(
+                    first, row.width, end, {},
+                    [&](Val value, Val key, Val index, Val inside,
+                        ArrayRef<Val>) -> Vals {
+                      weights.push_back(weightIf(inside & (key > low), value));
+                      areTies.push_back(inside & (key == low));
+                      indices.push_back(index);
+                      count =
+                          count + k.select(areTies.back(), k.i32(1), k.i32(0));
+                      return {};
+                    });
                 Val countUntil = runningSum(count);
                 Val rank = k.toI64(in[1] + countUntil - count);
                 Val sum = k.i64(0);
                 Vals sums;
-                for (auto [weight, isTie] :
-                     llvm::zip_equal(weights, areTies)) {
+                for (auto [weight, isTie] : llvm::zip_equal(weights, areTies)) {
                   Val isKept = isTie & (rank < ties);
                   sum = sum + weight + k.select(isKept, tieWeight, k.i64(0));
                   rank = rank + k.select(isTie, k.i64(1), k.i64(0));
@@ -540,8 +534,7 @@ struct SampleLowering : public GPULoweringPattern<SampleOp> {
         return k.load(ofRow(tensor), tensor.element, true);
       };
       auto store = [&](Val index) {
-        k.store(ids.element.isInteger(64) ? k.toI64(index) : index,
-                ofRow(ids));
+        k.store(ids.element.isInteger(64) ? k.toI64(index) : index, ofRow(ids));
       };
       // The seed, the number of the sequence and that of its draws.
       Vals counter;
@@ -576,8 +569,8 @@ struct SampleLowering : public GPULoweringPattern<SampleOp> {
           },
           [&] { k.ifThen(k.threadIdx() == 0, [&] { store(ends[1]); }); });
       k.ifThen(k.threadIdx() == 0, [&] {
-        counter[2] = k.wrap(arith::AddIOp::create(
-            k.b, k.loc, counter[2].value, k.i64(1).value));
+        counter[2] = k.wrap(arith::AddIOp::create(k.b, k.loc, counter[2].value,
+                                                  k.i64(1).value));
         for (auto [i, value] : llvm::enumerate(counter))
           k.store(value, nextRandoms.at(leading, k.i32(i)));
       });

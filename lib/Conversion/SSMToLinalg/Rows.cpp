@@ -545,8 +545,8 @@ struct SampleLowering : public SSMLowering<SampleOp> {
       if (idType != drawn.getType())
         drawn = arith::TruncIOp::create(e.b, e.loc, idType, drawn);
       memref::StoreOp::create(e.b, e.loc, drawn, ids, row);
-      Value one = arith::ConstantOp::create(e.b, e.loc,
-                                            e.b.getI64IntegerAttr(1));
+      Value one =
+          arith::ConstantOp::create(e.b, e.loc, e.b.getI64IntegerAttr(1));
       Value after[] = {operands[5], operands[6],
                        arith::AddIOp::create(e.b, e.loc, operands[7], one)};
       for (auto [i, value] : llvm::enumerate(after))

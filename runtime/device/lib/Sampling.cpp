@@ -137,8 +137,8 @@ int64_t corey_rt_sample(int64_t logits, int64_t size, float temperature,
   if (topP < 1) {
     uint64_t share = topP > 0 ? static_cast<uint64_t>(topP * 0x1p32f) : 0;
     uint64_t low = (total & 0xFFFFFFFF) * share;
-    uint64_t target = (total >> 32) * share + (low >> 32) +
-                      ((low & 0xFFFFFFFF) != 0 ? 1 : 0);
+    uint64_t target =
+        (total >> 32) * share + (low >> 32) + ((low & 0xFFFFFFFF) != 0 ? 1 : 0);
     kept.resize(selectMass(kept, std::max<uint64_t>(target, 1)));
     total = 0;
     for (const Candidate &each : kept)

@@ -391,9 +391,8 @@ size_t corey_explain(const corey_executable *executable, char *text,
 
 static Status toDType(corey_dtype dtype, const char *name, DType &result) {
   if (dtype < COREY_F64 || dtype > COREY_BOOL)
-    return Status::invalidArgument(std::string(name) +
-                                   ": expected a dtype, got " +
-                                   std::to_string(dtype));
+    return Status::invalidArgument(
+        std::string(name) + ": expected a dtype, got " + std::to_string(dtype));
   result = static_cast<DType>(dtype);
   return Status::ok();
 }
@@ -490,8 +489,8 @@ corey_status corey_model_get_executable(corey_model *model,
   if (!model || !executable)
     return missing(!model ? "a model" : "a place for the executable");
   // The program goes with the model that has it.
-  *executable = new corey_executable{std::shared_ptr<Executable>(
-      model->impl, &model->impl->executable())};
+  *executable = new corey_executable{
+      std::shared_ptr<Executable>(model->impl, &model->impl->executable())};
   return COREY_OK;
 }
 
@@ -601,9 +600,8 @@ static std::function<void(int64_t, int64_t)>
 toFunction(corey_on_progress onProgress, void *userData) {
   if (!onProgress)
     return nullptr;
-  return [=](int64_t done, int64_t total) {
-    onProgress(userData, done, total);
-  };
+  return
+      [=](int64_t done, int64_t total) { onProgress(userData, done, total); };
 }
 
 /// The caller's tensor for logits, checked before anything runs; an empty one
@@ -622,9 +620,8 @@ static Expected<Tensor> logitsView(const corey_model &model,
         "logits: expected an f32 tensor of shape [" + std::to_string(rows) +
         ", " + std::to_string(shape[1]) + "], got " + view->describe());
   if (view->device() != device && view->device().kind != Device::CPU)
-    return Status::invalidArgument(
-        "logits: expected a tensor on the host or " + device.name() + ", got " +
-        view->describe());
+    return Status::invalidArgument("logits: expected a tensor on the host or " +
+                                   device.name() + ", got " + view->describe());
   return view;
 }
 
@@ -667,10 +664,10 @@ corey_status corey_model_decode(corey_model *model, const int32_t *tokens,
       logitsView(*model, logits, static_cast<int64_t>(numSequences));
   if (!view)
     return record(view.status());
-  return finish(model->impl->decode(
-                    std::vector<int32_t>(tokens, tokens + numSequences),
-                    states->impl, toVector(slots, numSequences)),
-                logits, *view);
+  return finish(
+      model->impl->decode(std::vector<int32_t>(tokens, tokens + numSequences),
+                          states->impl, toVector(slots, numSequences)),
+      logits, *view);
 }
 
 corey_status corey_model_logits(corey_model *model, const int32_t *tokens,
@@ -709,9 +706,9 @@ corey_status corey_model_generate(corey_model *model, const int32_t *tokens,
     if (options->has_stop_tokens) {
       if (options->num_stop_tokens && !options->stop_tokens)
         return missing("stop tokens");
-      converted.stopTokens.emplace(
-          options->stop_tokens,
-          options->stop_tokens + options->num_stop_tokens);
+      converted.stopTokens.emplace(options->stop_tokens,
+                                   options->stop_tokens +
+                                       options->num_stop_tokens);
     }
     if (options->on_token)
       converted.onToken = [=](int64_t sequence, int32_t token) {
@@ -737,9 +734,10 @@ corey_status corey_model_generate(corey_model *model, const int32_t *tokens,
   return COREY_OK;
 }
 
-corey_status corey_model_negative_log_likelihoods(
-    corey_model *model, const int32_t *tokens, size_t numTokens, int64_t window,
-    int64_t stride, double *nats) {
+corey_status
+corey_model_negative_log_likelihoods(corey_model *model, const int32_t *tokens,
+                                     size_t numTokens, int64_t window,
+                                     int64_t stride, double *nats) {
   if (!model || (numTokens && !tokens) || !nats)
     return missing(!model  ? "a model"
                    : !nats ? "a place for the likelihoods"

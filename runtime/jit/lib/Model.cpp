@@ -992,9 +992,10 @@ Expected<Tensor> Model::logits(const std::vector<int32_t> &tokens,
 /// One of temperature 0 until it is filled.
 Expected<Model::Impl::Draw> Model::Impl::makeDraw(int64_t sequences) const {
   Draw draw;
-  for (auto [to, type] : {std::pair<Tensor *, DType>{&draw.temperature, DType::F32},
-                          {&draw.topK, DType::I32},
-                          {&draw.topP, DType::F32}}) {
+  for (auto [to, type] :
+       {std::pair<Tensor *, DType>{&draw.temperature, DType::F32},
+        {&draw.topK, DType::I32},
+        {&draw.topP, DType::F32}}) {
     Expected<Tensor> tensor =
         Tensor::empty(type, {sequences}, device, /*ZeroInit=*/true);
     if (!tensor)
@@ -1052,8 +1053,8 @@ Model::Impl::getDecoder(const StateCache &states, int64_t sequences) {
 Status Model::Impl::startDraws(Decoder &decoder,
                                const SamplingOptions &options) {
   auto count = static_cast<size_t>(decoder.slots.dim(0));
-  auto topK = static_cast<int32_t>(std::min<int64_t>(
-      options.topK, std::numeric_limits<int32_t>::max()));
+  auto topK = static_cast<int32_t>(
+      std::min<int64_t>(options.topK, std::numeric_limits<int32_t>::max()));
   std::vector<int64_t> random;
   for (size_t i = 0; i < count; ++i)
     random.insert(random.end(), {static_cast<int64_t>(options.seed),
@@ -1243,16 +1244,15 @@ Expected<Generation> Model::generate(const TokenSequences &prompts,
     };
     Status inner, status = Impl::fill(decoder->slots, slots);
     if (status)
-      status =
-          impl->decodeSteps(*decoder, options.maxTokens - 1,
-                            /*exact=*/given != nullptr,
-                            [&](const int32_t *tokens) {
-                              countTokens();
-                              left = accept(tokens, changed);
-                              if (left && changed)
-                                inner = Impl::fill(decoder->slots, slots);
-                              return left && inner.isOk();
-                            });
+      status = impl->decodeSteps(*decoder, options.maxTokens - 1,
+                                 /*exact=*/given != nullptr,
+                                 [&](const int32_t *tokens) {
+                                   countTokens();
+                                   left = accept(tokens, changed);
+                                   if (left && changed)
+                                     inner = Impl::fill(decoder->slots, slots);
+                                   return left && inner.isOk();
+                                 });
     if (!status)
       return status;
     if (!inner)

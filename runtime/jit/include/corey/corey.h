@@ -80,7 +80,8 @@ const char *corey_version(void);
 /* Of the last failed call on this thread; "" if there was none. */
 const char *corey_last_error(void);
 
-/* `device` is "cpu", "cuda" or "cuda:<number>"; `threads` of 0 takes every processor. */
+/* `device` is "cpu", "cuda" or "cuda:<number>"; `threads` of 0 takes every
+ * processor. */
 corey_status corey_context_create(const char *device, int32_t threads,
                                   corey_context **context);
 void corey_context_destroy(corey_context *context);
@@ -134,8 +135,9 @@ corey_status corey_output_shapes(corey_executable *executable,
                                  const char *function,
                                  const corey_tensor *inputs, size_t num_inputs,
                                  int64_t *sizes, size_t capacity);
-/* Runs a function on the caller's tensors; see corey::Executable::run. A pool of
- * states is updated in place where its input and its output are one tensor. */
+/* Runs a function on the caller's tensors; see corey::Executable::run. A pool
+ * of states is updated in place where its input and its output are one tensor.
+ */
 corey_status corey_run(corey_executable *executable, const char *function,
                        const corey_tensor *inputs, size_t num_inputs,
                        const corey_tensor *outputs, size_t num_outputs);
@@ -185,7 +187,8 @@ corey_status corey_get_chunk(const corey_executable *executable,
 size_t corey_explain(const corey_executable *executable, char *text,
                      size_t size);
 
-/*===--- Language models: see corey/Model.h --------------------------------===*/
+/*===--- Language models: see corey/Model.h
+ * --------------------------------===*/
 
 /* A model on a context's device, which it may outlive. Not thread-safe. */
 typedef struct corey_model corey_model;
@@ -264,8 +267,7 @@ corey_status corey_states_clear(corey_states *states);
 corey_status corey_states_clear_slot(corey_states *states, int64_t slot);
 
 /* Called while long prompts are prefilled; null for nothing. */
-typedef void (*corey_on_progress)(void *user_data, int64_t done,
-                                  int64_t total);
+typedef void (*corey_on_progress)(void *user_data, int64_t done, int64_t total);
 /* Called for each token as soon as it is known; 0 ends the sequence. */
 typedef int32_t (*corey_on_token)(void *user_data, int64_t sequence,
                                   int32_t token);
@@ -330,9 +332,11 @@ corey_status corey_model_generate(corey_model *model, const int32_t *tokens,
 /* -ln p(token t + 1 | tokens 0 to t), in nats, for every t but the last:
  * `num_tokens` - 1 numbers. `window` and `stride`: of how many tokens at most,
  * and how far one window is from the next; 0 and 0 for all of them. */
-corey_status corey_model_negative_log_likelihoods(
-    corey_model *model, const int32_t *tokens, size_t num_tokens,
-    int64_t window, int64_t stride, double *nats);
+corey_status corey_model_negative_log_likelihoods(corey_model *model,
+                                                  const int32_t *tokens,
+                                                  size_t num_tokens,
+                                                  int64_t window,
+                                                  int64_t stride, double *nats);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -28,9 +28,12 @@ inline constexpr float kLeastExponent = -63;
 inline constexpr float kRounding = 0x1.8p23f;
 /// 2^f for |f| <= 1/2, from the highest power down to 1: interpolated at the
 /// Chebyshev nodes, within 1e-8 before rounding, and exact at 0.
-inline constexpr float kPower[] = {0.000154531634f, 0.00133908633f,
-                                   0.00961808302f,  0.0555035695f,
-                                   0.240226507f,    0.693147182f,
+inline constexpr float kPower[] = {0.000154531634f,
+                                   0.00133908633f,
+                                   0.00961808302f,
+                                   0.0555035695f,
+                                   0.240226507f,
+                                   0.693147182f,
                                    1.0f};
 
 /// Fractional bits of the weights of `size` logits, so that 63 hold their sum.
