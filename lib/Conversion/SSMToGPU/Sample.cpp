@@ -145,8 +145,10 @@ public:
 
   /// Applies top_k and top_p.
   void keep(Val topK, Val topP) {
-    Val list = k.shared(kListed * k.bounds.threads * 4, 4);
+    Val list = k.shared(kListed * k.bounds.threads * 4, 8);
+    static_assert(8 * kBins <= 4 * kListed);
     ownList = k.offset(list, k.threadIdx() * 4);
+    ownSums = k.offset(list, k.threadIdx() * 8);
     Val wantsCount = (topK > 0) & (topK < double(row.size));
     Val wantsMass = topP < 1;
     Vals kept =
@@ -290,23 +292,26 @@ private:
                   return truncated(k.min(exactMul(exactSub(top, value), steps),
                                          k.f32(kBins - 1)));
                 };
-                Vals sums = row.forAll(
-                    Vals(kBins, k.i64(0)),
-                    [&](Val value, Val key, Val, Val inside,
-                        ArrayRef<Val> so) -> Vals {
-                      return k.ifValues(
-                          isLeft(key, inside),
-                          [&] {
-                            Val measure = measureOf(k.boolean(true), value);
-                            Val bin = binOf(value);
-                            Vals sums(so);
-                            for (auto [i, sum] : llvm::enumerate(sums))
-                              sum = sum + k.select(bin == double(i), measure,
-                                                   k.i64(0));
-                            return sums;
-                          },
-                          [&] { return Vals(so); });
-                    });
+                // A thread sums up in shared memory: choosing among eight
+                // registers takes more than all the rest.
+                k.syncBlock();
+                for (int64_t i = 0; i < kBins; ++i)
+                  k.store(k.i64(0), sumAt(k.i32(i)));
+                row.forAll({},
+                           [&](Val value, Val key, Val, Val inside,
+                               ArrayRef<Val>) -> Vals {
+                             k.ifThen(isLeft(key, inside), [&] {
+                               Val at = sumAt(binOf(value));
+                               Val measure = measureOf(k.boolean(true), value);
+                               k.store(k.load(at, k.i64Type()) + measure, at);
+                             });
+                             return {};
+                           });
+                Vals sums;
+                for (int64_t i = 0; i < kBins; ++i)
+                  sums.push_back(k.load(sumAt(k.i32(i)), k.i64Type()));
+                // The lists are where the sums were.
+                k.syncBlock();
                 sums =
                     k.reduceBlock(sums, [&](ArrayRef<Val> a, ArrayRef<Val> b) {
                       Vals both;
@@ -435,6 +440,9 @@ private:
     Val rounded = k.select((lower & kMask) == 0, k.i64(0), k.i64(1));
     return k.max((total >> 32) * factor + (lower >> 32) + rounded, k.i64(1));
   }
+  Val sumAt(Val bin) {
+    return k.offset(ownSums, bin * double(8 * k.bounds.threads));
+  }
   Val listAt(Val slot) {
     return k.offset(ownList, slot * double(4 * k.bounds.threads));
   }
@@ -495,7 +503,8 @@ private:
   KernelBuilder &k;
   int bits;
   Val largestKey, largest, scale;
-  Val ownList;
+  /// In shared memory: the thread's list, and its sums while there is none.
+  Val ownList, ownSums;
   /// What is kept: keys above `low`, and the first `ties` of those equal to it.
   Val low, ties;
   /// The weights of those equal to it that are not.
