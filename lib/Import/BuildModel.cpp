@@ -146,46 +146,26 @@ public:
     length = entry == Entry::Decode ? 1 : dynamic;
     bool isDecode = entry == Entry::Decode;
 
-    auto indices = [&](ArrayRef<int64_t> shape) {
-      return RankedTensorType::get(shape, b.getI32Type());
-    };
-    SmallVector<Type> inputs, results;
-    SmallVector<std::string> inputNames, resultNames;
-    auto addInput = [&](std::string name, Type type) {
-      inputNames.push_back(std::move(name));
-      inputs.push_back(type);
-      return inputs.size() - 1;
-    };
-    addInput("ids", indices({batch, length}));
+    Signature s;
+    s.addInput("ids", indices({batch, length}));
     size_t startsAt = entry == Entry::PrefillPacked
-                          ? addInput("starts", indices({dynamic}))
+                          ? s.addInput("starts", indices({dynamic}))
                           : 0;
-    size_t rowsAt = isDecode ? 0 : addInput("rows", indices({dynamic}));
-    size_t slotsAt = addInput("slots", indices({dynamic}));
-    size_t poolsAt = inputs.size();
-    results.push_back(RankedTensorType::get({dynamic, config.vocabSize}, f32));
-    resultNames.push_back("logits");
-    if (isDecode) {
-      results.push_back(indices({batch, 1}));
-      resultNames.push_back("next");
-    }
+    size_t rowsAt = isDecode ? 0 : s.addInput("rows", indices({dynamic}));
+    size_t slotsAt = s.addInput("slots", indices({dynamic}));
+    size_t drawAt = isDecode ? addDrawInputs(s) : 0;
+    size_t poolsAt = s.inputs.size();
+    s.addResult("logits", logitsType());
+    if (isDecode)
+      addDrawResults(s);
     for (int64_t layer = 0; layer < config.numLayers; ++layer) {
       std::string number = std::to_string(layer);
-      addInput("conv_state." + number, convPoolType());
-      addInput("ssm_state." + number, statePoolType());
+      s.addInput("conv_state." + number, convPoolType());
+      s.addInput("ssm_state." + number, statePoolType());
     }
-    results.append(inputs.begin() + poolsAt, inputs.end());
-    resultNames.append(inputNames.begin() + poolsAt, inputNames.end());
-
-    b.setInsertionPointToEnd(module.getBody());
-    auto function = func::FuncOp::create(b, nameOf(entry),
-                                         b.getFunctionType(inputs, results));
-    for (auto [i, name] : llvm::enumerate(inputNames))
-      function.setArgAttr(i, kNameAttr, b.getStringAttr(name));
-    for (auto [i, name] : llvm::enumerate(resultNames))
-      function.setResultAttr(i, kNameAttr, b.getStringAttr(name));
-    Block *block = function.addEntryBlock();
-    b.setInsertionPointToStart(block);
+    for (size_t i = poolsAt; i < s.inputs.size(); ++i)
+      s.addResult(s.inputNames[i], s.inputs[i]);
+    Block *block = beginFunction(nameOf(entry), s);
     starts =
         entry == Entry::PrefillPacked ? block->getArgument(startsAt) : Value();
     slots = block->getArgument(slotsAt);
@@ -226,17 +206,84 @@ public:
     Value logits =
         cast(project(last, weight(ownHead ? kHead : kEmbeddings)), f32);
     SmallVector<Value> outputs{logits};
-    if (isDecode) {
-      Value next = ArgmaxOp::create(b, indices({batch}), logits);
-      outputs.push_back(tensor::ExpandShapeOp::create(
-          b, indices({batch, 1}), next, ArrayRef<ReassociationIndices>{{0, 1}},
-          ArrayRef<OpFoldResult>{sizes[0], b.getIndexAttr(1)}));
-    }
+    if (isDecode)
+      draw(logits, block->getArguments().slice(drawAt, kDrawInputs), outputs);
     outputs.append(returned);
     func::ReturnOp::create(b, outputs);
   }
 
+  /// @sample: what @decode does with the logits.
+  void buildSample() {
+    Signature s;
+    s.addInput("logits", logitsType());
+    addDrawInputs(s);
+    addDrawResults(s);
+    Block *block = beginFunction("sample", s);
+    SmallVector<Value> outputs;
+    draw(block->getArgument(0), block->getArguments().drop_front(), outputs);
+    func::ReturnOp::create(b, outputs);
+  }
+
 private:
+  static constexpr size_t kDrawInputs = 4;
+
+  /// The arguments and results of a function, with their names.
+  struct Signature {
+    SmallVector<Type> inputs, results;
+    SmallVector<std::string> inputNames, resultNames;
+
+    size_t addInput(std::string name, Type type) {
+      inputNames.push_back(std::move(name));
+      inputs.push_back(type);
+      return inputs.size() - 1;
+    }
+    void addResult(std::string name, Type type) {
+      resultNames.push_back(std::move(name));
+      results.push_back(type);
+    }
+  };
+
+  Block *beginFunction(StringRef name, const Signature &s) {
+    b.setInsertionPointToEnd(module.getBody());
+    auto function =
+        func::FuncOp::create(b, name, b.getFunctionType(s.inputs, s.results));
+    for (auto [i, name] : llvm::enumerate(s.inputNames))
+      function.setArgAttr(i, kNameAttr, b.getStringAttr(name));
+    for (auto [i, name] : llvm::enumerate(s.resultNames))
+      function.setResultAttr(i, kNameAttr, b.getStringAttr(name));
+    Block *block = function.addEntryBlock();
+    b.setInsertionPointToStart(block);
+    return block;
+  }
+
+  /// What ssm.sample takes behind the logits; the number of the first.
+  size_t addDrawInputs(Signature &s) {
+    constexpr int64_t dynamic = ShapedType::kDynamic;
+    auto reals = RankedTensorType::get({dynamic}, f32);
+    size_t first = s.addInput("temperature", reals);
+    s.addInput("top_k", indices({dynamic}));
+    s.addInput("top_p", reals);
+    s.addInput("random", randomType());
+    return first;
+  }
+  void addDrawResults(Signature &s) {
+    s.addResult("next", indices({ShapedType::kDynamic, 1}));
+    s.addResult("next_random", randomType());
+  }
+  /// Appends the tokens that are drawn from logits, as the ids of @decode, and
+  /// the random numbers after that.
+  void draw(Value logits, ValueRange inputs, SmallVectorImpl<Value> &outputs) {
+    constexpr int64_t dynamic = ShapedType::kDynamic;
+    auto drawn = SampleOp::create(b, indices({dynamic}), randomType(), logits,
+                                  inputs[0], inputs[1], inputs[2], inputs[3]);
+    OpFoldResult rows = tensor::getMixedSize(b, b.getLoc(), logits, 0);
+    outputs.push_back(tensor::ExpandShapeOp::create(
+        b, indices({dynamic, 1}), drawn.getIds(),
+        ArrayRef<ReassociationIndices>{{0, 1}},
+        ArrayRef<OpFoldResult>{rows, b.getIndexAttr(1)}));
+    outputs.push_back(drawn.getNextRandom());
+  }
+
   static StringRef nameOf(Entry entry) {
     switch (entry) {
     case Entry::Prefill:
@@ -253,6 +300,15 @@ private:
   // Types and small ops
   //===--------------------------------------------------------------------===//
 
+  RankedTensorType indices(ArrayRef<int64_t> shape) {
+    return RankedTensorType::get(shape, b.getI32Type());
+  }
+  RankedTensorType logitsType() {
+    return RankedTensorType::get({ShapedType::kDynamic, config.vocabSize}, f32);
+  }
+  RankedTensorType randomType() {
+    return RankedTensorType::get({ShapedType::kDynamic, 3}, b.getI64Type());
+  }
   RankedTensorType convPoolType() {
     return RankedTensorType::get(
         {ShapedType::kDynamic, config.convKernel - 1, config.convChannels()},
@@ -526,6 +582,8 @@ import::buildModel(const ModelConfig &config, const TensorIndex &tensors,
     builder.build(Entry::PrefillPacked);
   if (options.decode)
     builder.build(Entry::Decode);
+  if (options.sample)
+    builder.buildSample();
 
   std::string message;
   ScopedDiagnosticHandler handler(context, [&](Diagnostic &diagnostic) {

@@ -359,6 +359,128 @@ Array corey::reference::argmax(const Array &x) {
   return ids;
 }
 
+std::array<uint32_t, 4>
+corey::reference::philox(std::array<uint32_t, 4> counter,
+                         std::array<uint32_t, 2> key) {
+  for (int round = 1; round <= 10; ++round) {
+    uint64_t a = 0xD2511F53ull * counter[0], b = 0xCD9E8D57ull * counter[2];
+    counter = {static_cast<uint32_t>(b / 0x100000000) ^ counter[1] ^ key[0],
+               static_cast<uint32_t>(b % 0x100000000),
+               static_cast<uint32_t>(a / 0x100000000) ^ counter[3] ^ key[1],
+               static_cast<uint32_t>(a % 0x100000000)};
+    key = {key[0] + 0x9E3779B9u, key[1] + 0xBB67AE85u};
+  }
+  return counter;
+}
+
+/// Indices of a row in the order in which they are kept, with their weights:
+/// those among which `topP` chooses.
+static std::vector<std::pair<int64_t, double>>
+candidates(const double *row, int64_t size, double temperature, int64_t topK) {
+  std::vector<std::pair<int64_t, double>> list;
+  double largest = *std::max_element(row, row + size);
+  for (int64_t i = 0; i < size; ++i) {
+    double weight = std::exp((row[i] - largest) / temperature);
+    list.push_back({i, std::isnan(weight) ? 0 : weight});
+  }
+  std::sort(list.begin(), list.end(), [&](auto &a, auto &b) {
+    double x = row[a.first], y = row[b.first];
+    return x != y ? x > y : a.first < b.first;
+  });
+  if (topK > 0 && topK < size)
+    list.resize(static_cast<size_t>(topK));
+  return list;
+}
+
+static double sumOf(const std::vector<std::pair<int64_t, double>> &list) {
+  double sum = 0;
+  for (auto &each : list)
+    sum += each.second;
+  return sum;
+}
+
+/// The first few of `list` that have the part `topP` of the sum.
+static std::vector<std::pair<int64_t, double>>
+nucleus(std::vector<std::pair<int64_t, double>> list, double topP) {
+  double wanted = topP * sumOf(list), sum = 0;
+  size_t count = 0;
+  do
+    sum += list[count++].second;
+  while (count < list.size() && sum < wanted);
+  list.resize(count);
+  std::sort(list.begin(), list.end());
+  return list;
+}
+
+std::vector<double>
+corey::reference::probabilities(const std::vector<double> &logits,
+                                double temperature, int64_t topK, double topP) {
+  std::vector<double> result(logits.size(), 0);
+  auto list = candidates(logits.data(), static_cast<int64_t>(logits.size()),
+                         temperature, topK);
+  if (topP < 1)
+    list = nucleus(list, topP);
+  double sum = sumOf(list);
+  for (auto &each : list)
+    result[static_cast<size_t>(each.first)] = each.second / sum;
+  return result;
+}
+
+Draws corey::reference::sample(const Array &logits, const Array &temperature,
+                               const Array &topK, const Array &topP,
+                               const Array &random) {
+  Draws draws;
+  draws.ids = argmax(logits);
+  draws.lowest = draws.highest = draws.ids;
+  draws.nextRandom = random;
+  int64_t size = logits.shape.back();
+  for (int64_t r = 0; r < draws.ids.size(); ++r) {
+    const double *row = logits.data.data() + r * size;
+    draws.nextRandom.data[3 * r + 2] += 1;
+    if (!(temperature.data[r] > 0) ||
+        !std::isfinite(row[static_cast<int64_t>(draws.ids.data[r])]))
+      continue;
+    uint64_t words[3];
+    for (int i = 0; i < 3; ++i)
+      words[i] =
+          static_cast<uint64_t>(static_cast<int64_t>(random.data[3 * r + i]));
+    auto low = [](uint64_t word) { return static_cast<uint32_t>(word); };
+    auto high = [](uint64_t word) { return static_cast<uint32_t>(word >> 32); };
+    std::array<uint32_t, 4> bits =
+        philox({low(words[2]), high(words[2]), low(words[1]), high(words[1])},
+               {low(words[0]), high(words[0])});
+    double u = bits[1] * 0x1p-32 + bits[0] * 0x1p-64;
+    auto list = candidates(row, size, temperature.data[r],
+                           static_cast<int64_t>(topK.data[r]));
+    auto draw = [&](double topPError, double uError) {
+      auto kept = list;
+      if (topP.data[r] < 1)
+        kept = nucleus(list, topP.data[r] + topPError);
+      else
+        std::sort(kept.begin(), kept.end());
+      double wanted = std::min(std::max(u + uError, 0.0), 1.0) * sumOf(kept);
+      double sum = 0, last = 0;
+      for (auto &each : kept) {
+        sum += each.second;
+        if (each.second > 0)
+          last = static_cast<double>(each.first);
+        if (sum > wanted)
+          break;
+      }
+      return last;
+    };
+    draws.ids.data[r] = draws.lowest.data[r] = draws.highest.data[r] =
+        draw(0, 0);
+    for (double topPError : {-1e-5, 1e-5})
+      for (double uError : {-1e-5, 1e-5}) {
+        double id = draw(topPError, uError);
+        draws.lowest.data[r] = std::min(draws.lowest.data[r], id);
+        draws.highest.data[r] = std::max(draws.highest.data[r], id);
+      }
+  }
+  return draws;
+}
+
 Array corey::reference::embedding(const Array &ids, const Array &table) {
   int64_t size = table.shape[1];
   std::vector<int64_t> shape = ids.shape;

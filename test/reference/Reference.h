@@ -18,6 +18,7 @@
 #ifndef COREY_TEST_REFERENCE_H
 #define COREY_TEST_REFERENCE_H
 
+#include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <vector>
@@ -121,6 +122,21 @@ Array mul(const Array &lhs, const Array &rhs);
 
 Array embedding(const Array &ids, const Array &table);
 Array argmax(const Array &x);
+
+/// The four words of Philox4x32-10 for a counter and a key (see Papers.md).
+std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter,
+                               std::array<uint32_t, 2> key);
+/// What is drawn from every row, and the lowest and highest index that may come
+/// of probabilities and sums that are off by 1e-5.
+struct Draws {
+  Array ids, lowest, highest, nextRandom;
+};
+Draws sample(const Array &logits, const Array &temperature, const Array &topK,
+             const Array &topP, const Array &random);
+/// The probability of every index of a row, by the same definition.
+std::vector<double> probabilities(const std::vector<double> &logits,
+                                  double temperature, int64_t topK,
+                                  double topP);
 
 enum class Granularity { Tensor, Token, Channel };
 enum class QuantizedType { I8, F8E4M3FN };

@@ -93,6 +93,234 @@ static void testWeights(void) {
   remove("capi-weights.safetensors");
 }
 
+/* Callbacks count, and the second one ends sequence 1 with its second token. */
+static int64_t progressCalls, tokenCalls, sequenceOne;
+static void onProgress(void *data, int64_t done, int64_t total) {
+  EXPECT(data == &progressCalls && done >= 1 && done <= total);
+  ++progressCalls;
+}
+static int32_t onToken(void *data, int64_t sequence, int32_t token) {
+  EXPECT(data == &progressCalls && token >= 0 && token < 256);
+  ++tokenCalls;
+  return sequence != 1 || ++sequenceOne < 2;
+}
+
+static int32_t largest(const float *logits) {
+  int32_t best = 0;
+  for (int32_t i = 1; i < 256; ++i)
+    if (logits[i] > logits[best])
+      best = i;
+  return best;
+}
+
+/* What a model generates, by itself and step by step, in any slots. */
+static void testModel(const char *folder, const char *type) {
+  enum { kPrompts = 3, kTokens = 6, kVocabulary = 256 };
+  static const int32_t tokens[] = {'T', 'h', 'e', ' ', 'a', 'I', 'n', ' '};
+  static const int64_t lengths[kPrompts] = {4, 1, 3},
+                       slots[kPrompts] = {2, 0, 3};
+  corey_context *context = NULL;
+  corey_model *model = NULL;
+  corey_states *states = NULL, *copy = NULL, *loaded = NULL;
+  progressCalls = tokenCalls = sequenceOne = 0;
+  EXPECT(corey_context_create("cpu", 1, &context) == COREY_OK);
+  EXPECT(corey_model_load(context, "no/such/folder", NULL, &model) ==
+         COREY_NOT_FOUND);
+  EXPECT(corey_model_load(NULL, folder, NULL, &model) ==
+         COREY_INVALID_ARGUMENT);
+  corey_model_options modelOptions;
+  memset(&modelOptions, 0, sizeof modelOptions);
+  modelOptions.has_compute_type = 1;
+  modelOptions.compute_type = (corey_dtype)99;
+  EXPECT(corey_model_load(context, folder, &modelOptions, &model) ==
+         COREY_INVALID_ARGUMENT);
+  EXPECT(strcmp(corey_last_error(), "compute_type: expected a dtype, got 99") ==
+         0);
+  modelOptions.compute_type = COREY_F32;
+  modelOptions.segment = -1;
+  EXPECT(corey_model_load(context, folder, &modelOptions, &model) ==
+         COREY_INVALID_ARGUMENT);
+  EXPECT(strcmp(corey_last_error(),
+                "segment: expected at least 1 token, got -1") == 0);
+  modelOptions.segment = 3;
+  modelOptions.compile.policy = "static:2";
+  EXPECT(corey_model_load(context, folder, &modelOptions, &model) == COREY_OK);
+  corey_context_destroy(context);
+  if (!model)
+    return;
+
+  corey_model_info info;
+  EXPECT(corey_model_get_info(model, &info) == COREY_OK);
+  EXPECT(strcmp(info.type, type) == 0 && info.vocab_size == kVocabulary &&
+         info.num_layers > 0 && info.compute_type == COREY_F32 &&
+         info.parameters > 0 && info.weight_bytes > 0);
+  corey_executable *program = NULL;
+  EXPECT(corey_model_get_executable(model, &program) == COREY_OK);
+  EXPECT(corey_num_inputs(program, "sample") == 5);
+
+  /* Greedy, with callbacks, into room of the caller's. */
+  int32_t generated[kPrompts * kTokens];
+  int64_t counts[kPrompts];
+  corey_generation generation;
+  corey_generate_options options;
+  memset(&options, 0, sizeof options);
+  options.has_stop_tokens = 1;
+  memset(generated, 0x7f, sizeof generated);
+  EXPECT(corey_model_generate(model, tokens, lengths, kPrompts, kTokens,
+                              &options, NULL, generated, counts,
+                              &generation) == COREY_OK);
+  EXPECT(counts[0] == kTokens && counts[1] == kTokens && counts[2] == kTokens);
+  EXPECT(generation.prompt_tokens == 8 &&
+         generation.new_tokens == kPrompts * kTokens &&
+         generation.prefill_ms > 0 && generation.decode_ms > 0);
+
+  /* The same step by step, in other slots, behind a copy half way. */
+  float logits[kPrompts * kVocabulary], again[kPrompts * kVocabulary];
+  int64_t shape[2] = {kPrompts, kVocabulary};
+  corey_tensor place = tensor(logits, 2, shape);
+  EXPECT(corey_states_create(model, 0, &states) == COREY_INVALID_ARGUMENT);
+  EXPECT(corey_states_create(model, 4, &states) == COREY_OK);
+  EXPECT(corey_states_size(states) == 4 && corey_states_size(NULL) == 0 &&
+         corey_states_bytes_per_sequence(states) > 0);
+  EXPECT(corey_model_prefill(model, tokens, lengths, kPrompts, states, slots,
+                             &place, onProgress, &progressCalls) == COREY_OK);
+  EXPECT(progressCalls > 1);
+  int32_t next[kPrompts];
+  for (int step = 0; step < kTokens; ++step) {
+    for (int i = 0; i < kPrompts; ++i) {
+      next[i] = largest(logits + i * kVocabulary);
+      EXPECT(next[i] == generated[i * kTokens + step]);
+    }
+    if (step == 2) {
+      EXPECT(corey_states_clone(states, &copy) == COREY_OK);
+      corey_states_destroy(states);
+      states = copy;
+    }
+    EXPECT(corey_model_decode(model, next, kPrompts, states, slots, &place) ==
+           COREY_OK);
+  }
+  int64_t count = 0;
+  EXPECT(corey_states_get_tokens(states, 2, &count) == COREY_OK &&
+         count == 4 + kTokens);
+  EXPECT(corey_states_get_tokens(states, 1, &count) == COREY_OK && count == 0);
+  EXPECT(corey_states_get_tokens(states, 4, &count) == COREY_INVALID_ARGUMENT);
+  EXPECT(strcmp(corey_last_error(), "expected a slot from 0 to 3, got 4") == 0);
+
+  /* Saved, loaded, selected, assigned: the same logits of one more token. */
+  EXPECT(corey_model_decode(model, next, 1, states, &slots[2], NULL) ==
+         COREY_OK);
+  EXPECT(corey_states_save(states, "capi-states.safetensors") == COREY_OK);
+  EXPECT(corey_states_load(model, "no/such/states", &loaded) ==
+         COREY_NOT_FOUND);
+  EXPECT(corey_states_load(model, "capi-states.safetensors", &loaded) ==
+         COREY_OK);
+  remove("capi-states.safetensors");
+  EXPECT(corey_states_select(loaded, slots, kPrompts, &copy) == COREY_OK &&
+         corey_states_size(copy) == kPrompts);
+  EXPECT(corey_states_select(loaded, NULL, 0, &copy) == COREY_INVALID_ARGUMENT);
+  EXPECT(corey_states_clear_slot(copy, 1) == COREY_OK);
+  EXPECT(corey_states_get_tokens(copy, 1, &count) == COREY_OK && count == 0);
+  EXPECT(corey_states_assign(copy, 1, states, slots[1]) == COREY_OK);
+  EXPECT(corey_states_assign(copy, 3, states, 0) == COREY_INVALID_ARGUMENT);
+  corey_tensor other = tensor(again, 2, shape);
+  EXPECT(corey_model_decode(model, next, kPrompts, states, slots, &place) ==
+         COREY_OK);
+  EXPECT(corey_model_decode(model, next, kPrompts, copy, NULL, &other) ==
+         COREY_OK);
+  EXPECT(memcmp(logits, again, sizeof logits) == 0);
+
+  /* Sampling: the same seed gives the same, whatever else there is. */
+  int32_t drawn[kPrompts * kTokens], alone[kTokens];
+  options.temperature = 2;
+  options.top_k = 100;
+  options.top_p = 0.99;
+  options.seed = 5;
+  EXPECT(corey_model_generate(model, tokens, lengths, kPrompts, kTokens,
+                              &options, NULL, drawn, NULL, NULL) == COREY_OK);
+  EXPECT(memcmp(drawn, generated, sizeof drawn) != 0);
+  EXPECT(corey_model_generate(model, tokens, lengths, 1, kTokens, &options,
+                              NULL, alone, NULL, NULL) == COREY_OK);
+  EXPECT(memcmp(drawn, alone, sizeof alone) == 0);
+  options.seed = 6;
+  EXPECT(corey_model_generate(model, tokens, lengths, 1, kTokens, &options,
+                              NULL, alone, NULL, NULL) == COREY_OK);
+  EXPECT(memcmp(drawn, alone, sizeof alone) != 0);
+
+  /* Ends: a token, and a callback. */
+  memset(&options, 0, sizeof options);
+  options.has_stop_tokens = 1;
+  options.stop_tokens = generated;
+  options.num_stop_tokens = 1;
+  options.on_token = onToken;
+  options.on_progress = onProgress;
+  options.user_data = &progressCalls;
+  EXPECT(corey_model_generate(model, tokens, lengths, 2, kTokens, &options,
+                              NULL, NULL, counts, &generation) == COREY_OK);
+  EXPECT(counts[0] == 1 && counts[1] <= 2 &&
+         tokenCalls == counts[0] + counts[1]);
+  /* With states, which are those behind all but the newest token. */
+  EXPECT(corey_states_clear(copy) == COREY_OK);
+  memset(&options, 0, sizeof options);
+  options.has_stop_tokens = 1;
+  EXPECT(corey_model_generate(model, tokens, lengths, 1, 2, &options, copy,
+                              alone, NULL, NULL) == COREY_OK);
+  EXPECT(memcmp(alone, generated, 2 * sizeof *alone) == 0);
+  EXPECT(corey_states_get_tokens(copy, 0, &count) == COREY_OK && count == 5);
+
+  /* Logits and likelihoods of a text. */
+  shape[0] = 2;
+  EXPECT(corey_model_logits(model, tokens, 4, 2, &place) == COREY_OK);
+  EXPECT(largest(logits + kVocabulary) == generated[0]);
+  double nats[3];
+  EXPECT(corey_model_negative_log_likelihoods(model, tokens, 4, 0, 0, nats) ==
+         COREY_OK);
+  EXPECT(nats[0] > 0 && nats[1] > 0 && nats[2] > 0);
+
+  /* Mistakes. */
+  EXPECT(corey_model_logits(model, tokens, 4, 3, &place) ==
+         COREY_INVALID_ARGUMENT);
+  EXPECT(strncmp(corey_last_error(),
+                 "logits: expected an f32 tensor of shape [3, 256], got ",
+                 54) == 0);
+  EXPECT(corey_model_logits(model, tokens, 4, 2, NULL) ==
+         COREY_INVALID_ARGUMENT);
+  static const int32_t beyond[] = {256};
+  EXPECT(corey_model_decode(model, beyond, 1, states, NULL, NULL) ==
+         COREY_INVALID_ARGUMENT);
+  EXPECT(strcmp(corey_last_error(), "expected tokens from 0 to 255, got 256") ==
+         0);
+  static const int64_t negative[] = {-1}, same[] = {1, 1, 1};
+  EXPECT(corey_model_prefill(model, tokens, negative, 1, states, NULL, NULL,
+                             NULL, NULL) == COREY_INVALID_ARGUMENT);
+  EXPECT(corey_model_prefill(model, tokens, lengths, kPrompts, states, same,
+                             NULL, NULL, NULL) == COREY_INVALID_ARGUMENT);
+  EXPECT(corey_model_prefill(model, tokens, NULL, 1, states, NULL, NULL, NULL,
+                             NULL) == COREY_INVALID_ARGUMENT);
+  options.temperature = -1;
+  EXPECT(corey_model_generate(model, tokens, lengths, 1, kTokens, &options,
+                              NULL, NULL, NULL,
+                              NULL) == COREY_INVALID_ARGUMENT);
+  EXPECT(strncmp(corey_last_error(), "temperature: ", 13) == 0);
+  options.temperature = 1;
+  options.num_stop_tokens = 1;
+  EXPECT(corey_model_generate(model, tokens, lengths, 1, kTokens, &options,
+                              NULL, NULL, NULL,
+                              NULL) == COREY_INVALID_ARGUMENT);
+  EXPECT(corey_model_generate(model, tokens, lengths, 1, -1, NULL, NULL, NULL,
+                              NULL, NULL) == COREY_INVALID_ARGUMENT);
+
+  /* The program may outlive the model; so may states. */
+  corey_model_destroy(model);
+  EXPECT(corey_num_functions(program) == 3);
+  EXPECT(corey_states_clear(states) == COREY_OK);
+  corey_executable_destroy(program);
+  corey_states_destroy(states);
+  corey_states_destroy(copy);
+  corey_states_destroy(loaded);
+  corey_states_destroy(NULL);
+  corey_model_destroy(NULL);
+}
+
 int main(void) {
   corey_context *context = NULL;
   corey_executable *program = NULL;
@@ -258,6 +486,8 @@ int main(void) {
   corey_executable_destroy(NULL);
   corey_context_destroy(NULL);
   testWeights();
+  testModel(COREY_TEST_INPUTS "/checkpoints/mamba1-tiny", "mamba");
+  testModel(COREY_TEST_INPUTS "/checkpoints/mamba2-tiny", "mamba2");
   printf("%d passed, %d failed\n", passed, failed);
   return failed != 0;
 }

@@ -371,6 +371,12 @@ public:
       outputs.push_back(take(Tensor::empty(DType::I32, {rows, 1})));
       if (next)
         *next = outputs[1];
+      outputs.push_back(take(Tensor::empty(DType::I64, {rows, 3})));
+      // Of temperature 0: the most likely token.
+      for (DType type : {DType::F32, DType::I32, DType::F32})
+        inputs.push_back(take(Tensor::empty(type, {rows}, /*ZeroInit=*/true)));
+      inputs.push_back(
+          take(Tensor::empty(DType::I64, {rows, 3}, /*ZeroInit=*/true)));
     }
     size_t before = inputs.size();
     for (size_t i = 0; i < pools.size(); ++i) {
@@ -541,7 +547,7 @@ TEST_P(Checkpoints, HalfPrecision) {
        {std::pair(DType::BF16, 1e-2), {DType::F16, 1e-3}}) {
     import::ImportOptions options;
     options.computeType = type;
-    options.prefillPacked = options.decode = false;
+    options.prefillPacked = options.decode = options.sample = false;
     Model half(GetParam(), options);
     EXPECT_EQ(half.program->functions().size(), 1u);
     for (const char *key : {"prose_512", "tables_512"}) {

@@ -1812,6 +1812,207 @@ TEST(Property, EmbeddingAndArgmax) {
 }
 
 //===----------------------------------------------------------------------===//
+// Sampling
+//===----------------------------------------------------------------------===//
+
+/// The program of draws from rows of `V` logits.
+Program sampleProgram(DType logits, DType ids, const Shape &leading,
+                      int64_t V) {
+  Program program("sample");
+  program.operand("logits", logits, join(leading, V));
+  program.operand("temperature", DType::F32, leading);
+  program.operand("top_k", DType::I32, leading);
+  program.operand("top_p", DType::F32, leading);
+  program.operand("random", DType::I64, join(leading, 3));
+  program.result(ids, leading);
+  program.result(DType::I64, join(leading, 3));
+  return program;
+}
+
+/// The published known answers.
+TEST(Property, ReferencePhilox) {
+  using Counter = std::array<uint32_t, 4>;
+  EXPECT_EQ(reference::philox({0, 0, 0, 0}, {0, 0}),
+            (Counter{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(reference::philox({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}),
+            (Counter{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(reference::philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
+                              {0xa4093822, 0x299f31d0}),
+            (Counter{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+}
+
+/// Logits of different kinds, row by row.
+Generator anyLogits(Random &random, int64_t size) {
+  auto kind = std::make_shared<int64_t>(0);
+  auto next = std::make_shared<int64_t>(0);
+  return [&random, size, kind, next]() -> double {
+    if ((*next)++ % size == 0)
+      *kind = random.integer(0, 9);
+    switch (*kind) {
+    case 0: // Many equal ones.
+      return static_cast<double>(random.integer(-3, 3));
+    case 1:
+      return 2;
+    case 2: // Some masked.
+      return random.chance(0.3) ? -Inf : random.normal();
+    case 3:
+      return random.chance(0.5) ? -30000 : 3 * random.normal();
+    case 4: // One far above the others.
+      return random.chance(2.0 / static_cast<double>(size)) ? 1000
+                                                            : random.normal();
+    case 5:
+      return random.chance(0.1)   ? -0.0
+             : random.chance(0.1) ? 0.0
+                                  : -random.uniform(0, 1e-3);
+    case 6: // None above 0, and denormal ones.
+      return random.chance(0.5) ? -1e-40 : -1e-39 * random.uniform(0, 1);
+    case 7:
+      return random.chance(1.0 / static_cast<double>(size))
+                 ? random.pick({NaN, Inf, -Inf})
+                 : random.normal();
+    case 8:
+      return 0.01 * random.normal();
+    default:
+      return 4 * random.normal();
+    }
+  };
+}
+
+TEST(Property, Sample) {
+  int64_t rows = 0, others = 0;
+  forDraws(24, [&](Random &random) {
+    int64_t V = random.pick<int64_t>(
+        {1, 2, 3, 17, 31, 33, 256, 1000, 1024, 4099, 8200, 20000});
+    if (random.chance(onGPU() ? 0.3 : 0.06))
+      V = random.pick<int64_t>({50277, 50280, 50288, 128256, 300001});
+    int64_t rank = V > 30000 ? 1 : random.integer(0, 2);
+    bool isStatic = random.chance(0.25);
+    Shape leading = anyLeading(random, rank),
+          spec = isStatic ? leading : Shape(rank, Free);
+    Program program = sampleProgram(
+        anyFloat(random), random.pick({DType::I32, DType::I64}), spec, V);
+    SCOPED_TRACE(program.module());
+    auto executable = compile(program.module(), anyVectorBits(random));
+    ASSERT_TRUE(executable);
+    for (int call = 0; call < (isStatic ? 1 : Calls); ++call) {
+      if (call)
+        leading = anyLeading(random, rank);
+      Trial trial(random, program);
+      const Array *logits = trial.input(join(leading, V), anyLogits(random, V));
+      const Array *temperature = trial.input(leading, [&] {
+        return random.chance(0.5)
+                   ? random.uniform(0.2, 2)
+                   : random.pick({0.0, 1e-30, 1e-3, 1.0, 10.0, 1e6, 1e30, Inf,
+                                  NaN, -1.0, -0.0});
+      });
+      const Array *topK = trial.input(leading, [&] {
+        return static_cast<double>(
+            random.chance(0.4)
+                ? 0
+                : random.pick<int64_t>({1, 2, 3, 50, V / 2, V - 1, V, V + 1,
+                                        INT32_MAX, -1, INT32_MIN,
+                                        random.integer(1, V)}));
+      });
+      const Array *topP = trial.input(leading, [&] {
+        return random.chance(0.3) ? 1.0
+               : random.chance(0.4)
+                   ? random.uniform(0, 1)
+                   : random.pick({0.0, 1e-12, 0.5, 0.9, 0.95, 0.999, 0.9999999,
+                                  2.0, -1.0, NaN, Inf});
+      });
+      const Array *counters = trial.input(join(leading, 3), [&] {
+        // What a double holds.
+        return static_cast<double>(
+            random.chance(0.5)
+                ? random.integer(-5, 5)
+                : random.integer(-(int64_t(1) << 52), int64_t(1) << 52));
+      });
+      bool ran = trial.run(*executable, {leading, join(leading, 3)});
+      SCOPED_TRACE(trial.describe());
+      ASSERT_TRUE(ran);
+      reference::Draws want =
+          reference::sample(*logits, *temperature, *topK, *topP, *counters);
+      EXPECT_EQ(toArray(trial.outputs[1]).data, want.nextRandom.data);
+      Array got = toArray(trial.outputs[0]);
+      for (int64_t r = 0; r < got.size(); ++r) {
+        EXPECT_TRUE(want.lowest.data[r] <= got.data[r] &&
+                    got.data[r] <= want.highest.data[r])
+            << "row " << r << ": temperature " << temperature->data[r]
+            << ", top_k " << topK->data[r] << ", top_p " << topP->data[r]
+            << ": expected " << want.ids.data[r] << " (" << want.lowest.data[r]
+            << " to " << want.highest.data[r] << "), got " << got.data[r];
+        ++rows;
+        others += got.data[r] != want.ids.data[r];
+      }
+    }
+  });
+  // Where nothing is off the index is that of the definition.
+  EXPECT_LE(others * 50, rows) << others << " of " << rows;
+}
+
+// Frequencies, by draws of one sequence and by the first draws of many.
+TEST(Property, SampleDistribution) {
+  constexpr int64_t V = 20, N = 40000;
+  Program program = sampleProgram(DType::F32, DType::I32, {Free}, V);
+  auto executable = compile(program.module());
+  ASSERT_TRUE(executable);
+  std::vector<double> logits;
+  for (int64_t i = 0; i < V; ++i)
+    logits.push_back(static_cast<float>(i * 7 % V) / 5.0f - 1.0f);
+  struct Case {
+    double temperature;
+    int64_t topK;
+    double topP;
+    bool bySequence;
+  };
+  uint64_t seed = firstSeed();
+  for (Case c : {Case{1, 0, 1, false},
+                 {0.75, 0, 1, true},
+                 {3, 0, 1, false},
+                 {1, 5, 1, true},
+                 {1, 0, 0.8125, false},
+                 {0.75, 8, 0.625, true},
+                 {1, V, 1, false},
+                 {1e9, 100, 1, true},
+                 {1.5, 2, 0.9990234375, false},
+                 {0.001, 0, 1, true}}) {
+    SCOPED_TRACE(std::to_string(c.temperature) + " " + std::to_string(c.topK) +
+                 " " + std::to_string(c.topP));
+    Random random(++seed);
+    Trial trial(random, program);
+    int64_t next = 0;
+    trial.input({N, V},
+                [&] { return logits[static_cast<size_t>(next++ % V)]; });
+    trial.input({N}, [&] { return c.temperature; });
+    trial.input({N}, [&] { return static_cast<double>(c.topK); });
+    trial.input({N}, [&] { return c.topP; });
+    next = 0;
+    std::vector<int64_t> counters;
+    for (int64_t i = 0; i < N; ++i)
+      counters.insert(counters.end(),
+                      {static_cast<int64_t>(seed), c.bySequence ? i : 5,
+                       c.bySequence ? 5 : i});
+    trial.input({N, 3}, counters);
+    ASSERT_TRUE(trial.run(*executable, {{N}, {N, 3}}));
+    std::vector<double> counts(V, 0),
+        want = reference::probabilities(logits, c.temperature, c.topK, c.topP);
+    for (double id : toArray(trial.outputs[0]).data)
+      ++counts[static_cast<size_t>(id)];
+    double statistic = 0;
+    for (size_t i = 0; i < V; ++i) {
+      double expected = want[i] * N;
+      // Beyond what a draw of 2^-64 resolves there is nothing.
+      if (expected < 1e-6)
+        EXPECT_EQ(counts[i], 0) << i;
+      else
+        statistic += (counts[i] - expected) * (counts[i] - expected) / expected;
+    }
+    // 19 degrees of freedom exceed 60 once in 250,000 times.
+    EXPECT_LT(statistic, 60);
+  }
+}
+
+//===----------------------------------------------------------------------===//
 // Elementwise
 //===----------------------------------------------------------------------===//
 

@@ -352,13 +352,9 @@ int corey::runFusion(int argc, char **argv) {
     for (bool mamba2 : {false, true})
       for (const std::string &typeText : typeList)
         for (int64_t length : lengthList) {
-          Expected<DType> dtype = dtypeFromName(typeText);
-          if (!dtype || (*dtype != DType::F32 && *dtype != DType::F16 &&
-                         *dtype != DType::BF16))
-            return reportError(kTool,
-                               Status::invalidArgument(
-                                   "--dtype: expected f32, f16 or bf16, got '" +
-                                   typeText + "'"));
+          Expected<DType> dtype = parseFloatType("--dtype", typeText);
+          if (!dtype)
+            return reportError(kTool, dtype.status());
           Block block;
           block.mamba2 = mamba2;
           block.dtype = *dtype;

@@ -238,10 +238,9 @@ int corey::runLM(int argc, char **argv) {
   bool onDevice = (*context)->getDevice().kind == Device::CUDA;
   DType type = onDevice ? DType::F16 : DType::F32;
   if (!dtype.empty()) {
-    Expected<DType> given = dtypeFromName(dtype);
-    if (!given ||
-        (*given != DType::F32 && *given != DType::F16 && *given != DType::BF16))
-      return refuse("--dtype: expected f32, f16 or bf16, got '" + dtype + "'");
+    Expected<DType> given = parseFloatType("--dtype", dtype);
+    if (!given)
+      return reportError(kTool, given.status());
     type = *given;
   }
 

@@ -400,10 +400,9 @@ struct ScanOptions {
               std::string("--shape: expected ") +
               (isScan ? "2 sizes (D,N)" : "4 sizes (H,P,N,G)") + ", got '" +
               text + "'");
+        if (Expected<DType> named = parseFloatType("--dtype", type); !named)
+          return named.takeStatus();
         Expected<sched::ElementType> element = sched::parseElementType(type);
-        if (!element || *element == sched::ElementType::F64)
-          return Status::invalidArgument(
-              "--dtype: expected f32, f16 or bf16, got '" + type + "'");
         sched::Problem problem;
         problem.op = isScan ? sched::OpKind::SelectiveScan : sched::OpKind::SSD;
         problem.type = *element;

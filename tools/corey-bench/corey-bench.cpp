@@ -480,11 +480,9 @@ int corey::coreyBenchMain(int argc, char **argv) {
     if (!shape)
       return reportError(kTool, shape.status());
     for (const std::string &dtypeText : dtypes) {
-      Expected<DType> dtype = dtypeFromName(dtypeText);
-      if (!dtype || (*dtype != DType::F32 && *dtype != DType::F16 &&
-                     *dtype != DType::BF16))
-        return refuse("--dtype: expected f32, f16 or bf16, got '" + dtypeText +
-                      "'");
+      Expected<DType> dtype = parseFloatType("--dtype", dtypeText);
+      if (!dtype)
+        return reportError(kTool, dtype.status());
       Case c{*op, text, {}};
       c.options.dtype = *dtype;
       c.options.shape = *shape;

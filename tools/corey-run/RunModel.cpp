@@ -40,21 +40,19 @@ static std::vector<int32_t> tokensOfBytes(llvm::StringRef text) {
   return tokens;
 }
 
-static Status needsBytes(const Model &model, const char *option) {
-  if (model.info().vocabSize == kByteVocabulary)
-    return Status::ok();
-  return Status::unsupported(
-      std::string(option) +
-      ": expected a model of bytes, 256 tokens, got one of " +
-      std::to_string(model.info().vocabSize) +
-      "; give numbers of tokens with --ids");
-}
-
-static Expected<std::vector<int32_t>>
-tokensOf(const Model &model, const ModelRun &run, llvm::StringRef text) {
-  if (!run.promptsAreIds) {
-    if (Status status = needsBytes(model, "--prompt"); !status)
-      return status;
+/// The tokens of a text, or the numbers of tokens in it, and the options for
+/// the one and the other.
+static Expected<std::vector<int32_t>> tokensOf(const Model &model,
+                                               llvm::StringRef text, bool isIds,
+                                               const char *textOption,
+                                               const char *idsOption) {
+  if (!isIds) {
+    if (model.info().vocabSize != kByteVocabulary)
+      return Status::unsupported(
+          std::string(textOption) +
+          ": expected a model of bytes, 256 tokens, got one of " +
+          std::to_string(model.info().vocabSize) +
+          "; give numbers of tokens with " + idsOption);
     return tokensOfBytes(text);
   }
   std::vector<int32_t> tokens;
@@ -63,8 +61,9 @@ tokensOf(const Model &model, const ModelRun &run, llvm::StringRef text) {
   for (llvm::StringRef part : parts) {
     int32_t token;
     if (part.getAsInteger(10, token))
-      return Status::invalidArgument(
-          "--ids: expected numbers of tokens, got '" + part.str() + "'");
+      return Status::invalidArgument(std::string(idsOption) +
+                                     ": expected numbers of tokens, got '" +
+                                     part.str() + "'");
     tokens.push_back(token);
   }
   return tokens;
@@ -102,7 +101,8 @@ static Status generate(Model &model, const ModelRun &run,
   TokenSequences prompts;
   for (int64_t i = 0; i < run.batch; ++i)
     for (const std::string &text : run.prompts) {
-      Expected<std::vector<int32_t>> tokens = tokensOf(model, run, text);
+      Expected<std::vector<int32_t>> tokens =
+          tokensOf(model, text, run.promptsAreIds, "--prompt", "--ids");
       if (!tokens)
         return tokens.takeStatus();
       prompts.push_back(std::move(*tokens));
@@ -194,19 +194,18 @@ static Status generate(Model &model, const ModelRun &run,
 
 static Status evaluate(Model &model, const ModelRun &run,
                        llvm::json::Object &stats) {
-  if (!run.promptsAreIds)
-    if (Status status = needsBytes(model, "--eval"); !status)
-      return status;
+  const char *option = run.evalFilesAreIds ? "--eval-ids" : "--eval";
   llvm::json::Array files;
   double allNats = 0;
   int64_t allTokens = 0;
   for (const std::string &path : run.evalFiles) {
     auto buffer = llvm::MemoryBuffer::getFile(path);
     if (!buffer)
-      return Status::ioError("--eval: " + path + ": " +
+      return Status::ioError(std::string(option) + ": " + path + ": " +
                              buffer.getError().message());
     llvm::StringRef text = (*buffer)->getBuffer();
-    Expected<std::vector<int32_t>> tokens = tokensOf(model, run, text);
+    Expected<std::vector<int32_t>> tokens =
+        tokensOf(model, text, run.evalFilesAreIds, "--eval", "--eval-ids");
     if (!tokens)
       return tokens.takeStatus();
     auto start = std::chrono::steady_clock::now();
@@ -217,8 +216,8 @@ static Status evaluate(Model &model, const ModelRun &run,
                     int64_t all) { showProgress("judged", done, all); }
                : std::function<void(int64_t, int64_t)>());
     if (!nats)
-      return Status(nats.status().code(),
-                    "--eval: " + path + ": " + nats.status().message());
+      return Status(nats.status().code(), std::string(option) + ": " + path +
+                                              ": " + nats.status().message());
     double ms = millisecondsSince(start);
     double sum = std::accumulate(nats->begin(), nats->end(), 0.0);
     auto count = static_cast<int64_t>(nats->size());
@@ -233,7 +232,7 @@ static Status evaluate(Model &model, const ModelRun &run,
                             {"nats_per_token", mean},
                             {"perplexity", std::exp(mean)},
                             {"ms", ms}};
-    if (!run.promptsAreIds) {
+    if (!run.evalFilesAreIds) {
       llvm::outs() << llvm::format(", %.5f bits a byte", mean / std::log(2.0));
       file["bits_per_byte"] = mean / std::log(2.0);
     }

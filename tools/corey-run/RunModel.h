@@ -30,6 +30,7 @@ struct ModelRun {
   /// Files whose likelihood is wanted, and how, as
   /// Model::negativeLogLikelihoods() takes it.
   std::vector<std::string> evalFiles;
+  bool evalFilesAreIds = false;
   int64_t window = 0, stride = 0;
   /// A file of reference results.
   std::string golden;

@@ -14,6 +14,7 @@
 #include "llvm/Support/Format.h"
 #include "llvm/Support/MemoryBuffer.h"
 #include "llvm/Support/raw_ostream.h"
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <map>
@@ -114,6 +115,11 @@ struct ModelFlags {
       cl::desc("Files whose perplexity is wanted; each token is judged from "
                "all before it, or see --window"),
       cl::value_desc("file ..."), cl::cat(category)};
+  cl::list<std::string> evalIds{
+      "eval-ids",
+      cl::desc("The same for files of numbers of tokens, separated by commas, "
+               "spaces or lines; for models whose tokens are not bytes"),
+      cl::value_desc("file ..."), cl::cat(category)};
   cl::list<std::string> more{cl::Positional, cl::desc("[more files to judge]"),
                              cl::cat(category)};
   cl::opt<int> window{
@@ -148,7 +154,8 @@ struct ModelFlags {
   const cl::Option *given() const {
     return firstGiven(prompts, promptFiles, ids, count, batch, temperature,
                       topK, topP, seed, stop, dtype, stateType, segment, eval,
-                      window, stride, golden, loadStates, saveStates, stats);
+                      evalIds, window, stride, golden, loadStates, saveStates,
+                      stats);
   }
 
   Expected<ModelRun> parse() const {
@@ -169,15 +176,19 @@ struct ModelFlags {
       if (prompt.empty())
         return Status::invalidArgument(
             "--prompt: expected a text, got an empty one");
+    if (!eval.empty() && !evalIds.empty())
+      return Status::invalidArgument("expected --eval or --eval-ids, got both");
+    run.evalFilesAreIds = !evalIds.empty();
     run.evalFiles.assign(eval.begin(), eval.end());
-    if (!eval.empty())
+    run.evalFiles.insert(run.evalFiles.end(), evalIds.begin(), evalIds.end());
+    if (!run.evalFiles.empty())
       run.evalFiles.insert(run.evalFiles.end(), more.begin(), more.end());
     else if (Status status = refuseMore(); !status)
       return status;
     if (run.prompts.empty() && run.evalFiles.empty() && golden.empty())
       return Status::invalidArgument(
-          "expected --prompt, --prompt-file, --ids, --eval or --golden-model "
-          "for the folder of a model, got none");
+          "expected --prompt, --prompt-file, --ids, --eval, --eval-ids or "
+          "--golden-model for the folder of a model, got none");
     if (run.prompts.empty())
       if (const cl::Option *given =
               firstGiven(count, batch, temperature, topK, topP, seed, stop,
@@ -189,7 +200,6 @@ struct ModelFlags {
          {std::tuple<const char *, int64_t, int64_t>{"generate", count, 0},
           {"batch", batch, 1},
           {"segment", segment, 1},
-          {"top-k", topK, 0},
           {"window", window, 0},
           {"stride", stride, 0}})
       if (value < least)
@@ -199,10 +209,18 @@ struct ModelFlags {
     if (stride.getNumOccurrences() && window == 0)
       return Status::invalidArgument("--stride: expected --window, got none");
     if (window.getNumOccurrences() && run.evalFiles.empty())
-      return Status::invalidArgument("--window: expected --eval, got none");
+      return Status::invalidArgument(
+          "--window: expected --eval or --eval-ids, got none");
     run.batch = batch;
     run.generate.maxTokens = count;
     run.generate.sampling = {temperature, topK, topP, seed};
+    if (Status status = run.generate.sampling.check(); !status) {
+      // The name of the option is that of the field.
+      std::string message = "--" + status.message();
+      std::replace(message.begin(), message.begin() + message.find(':'), '_',
+                   '-');
+      return Status(status.code(), message);
+    }
     if (!stop.empty()) {
       run.generate.stopTokens.emplace();
       for (int token : stop)
@@ -214,12 +232,9 @@ struct ModelFlags {
           {"state-dtype", stateType, false}}) {
       if (text.empty())
         continue;
-      Expected<DType> type = dtypeFromName(text);
-      if (!type ||
-          (*type != DType::F32 && *type != DType::F16 && *type != DType::BF16))
-        return Status::invalidArgument("--" + std::string(name) +
-                                       ": expected f32, f16 or bf16, got '" +
-                                       text + "'");
+      Expected<DType> type = parseFloatType("--" + std::string(name), text);
+      if (!type)
+        return type.takeStatus();
       if (to)
         run.model.computeType = *type;
       else

@@ -41,14 +41,17 @@ static Expected<std::string> importModel(const std::string &model,
   import::ImportOptions options;
   if (!given.functions.empty()) {
     options.prefill = options.prefillPacked = options.decode = false;
+    options.sample = false;
     for (const std::string &name : given.functions) {
       bool *wanted = name == "prefill"          ? &options.prefill
                      : name == "prefill_packed" ? &options.prefillPacked
                      : name == "decode"         ? &options.decode
+                     : name == "sample"         ? &options.sample
                                                 : nullptr;
       if (!wanted)
         return Status::invalidArgument("--functions: expected prefill, "
-                                       "prefill_packed or decode, got '" +
+                                       "prefill_packed, decode or sample, "
+                                       "got '" +
                                        name + "'");
       *wanted = true;
     }
@@ -60,12 +63,9 @@ static Expected<std::string> importModel(const std::string &model,
         {"--state-type", &given.state, &options.stateType}}) {
     if (name->empty())
       continue;
-    Expected<DType> parsed = dtypeFromName(*name);
-    if (!parsed || (*parsed != DType::F32 && *parsed != DType::F16 &&
-                    *parsed != DType::BF16))
-      return Status::invalidArgument(std::string(option) +
-                                     ": expected f32, f16 or bf16, got '" +
-                                     *name + "'");
+    Expected<DType> parsed = parseFloatType(option, *name);
+    if (!parsed)
+      return parsed.takeStatus();
     *dtype = *parsed;
   }
   import::ModelConfig config;
@@ -161,7 +161,8 @@ int corey::coreyTranslateMain(int argc, char **argv) {
       cl::location(modelOptions.state), cl::cat(category));
   cl::list<std::string, std::vector<std::string>> functions(
       "functions",
-      cl::desc("A model's functions: prefill, prefill_packed, decode; all if "
+      cl::desc("A model's functions: prefill, prefill_packed, decode, sample; "
+               "all if "
                "none is given"),
       cl::CommaSeparated, cl::location(modelOptions.functions),
       cl::value_desc("name,..."), cl::cat(category));

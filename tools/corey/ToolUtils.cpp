@@ -22,6 +22,16 @@ int corey::reportError(const char *tool, const Status &status) {
   return 1;
 }
 
+Expected<DType> corey::parseFloatType(const std::string &option,
+                                      const std::string &text) {
+  Expected<DType> type = dtypeFromName(text);
+  if (type &&
+      (*type == DType::F32 || *type == DType::F16 || *type == DType::BF16))
+    return type;
+  return Status::invalidArgument(option + ": expected f32, f16 or bf16, got '" +
+                                 text + "'");
+}
+
 Expected<Difference> corey::compare(const Tensor &result,
                                     const Tensor &expected) {
   if (squeezeShape(result.shape()) != squeezeShape(expected.shape()))

@@ -34,6 +34,11 @@ Expected<Tensor> randomTensor(DType dtype, const std::vector<int64_t> &shape,
                               uint64_t seed, double mean = 0,
                               double deviation = 1);
 
+/// The type that the text of an option, such as "--dtype", names: f32, f16 or
+/// bf16. The message of an error begins with the option.
+Expected<DType> parseFloatType(const std::string &option,
+                               const std::string &text);
+
 /// A path that a file in `folder` names: relative to the folder, or absolute.
 std::string pathFrom(const std::string &folder, const std::string &path);
 

@@ -15,8 +15,11 @@
 ///         -> (logits: [M, V] f32, pools)
 ///     @prefill_packed(ids: [1, L] i32, starts: [S] i32, rows: [M] i32,
 ///                     slots: [S] i32, pools) -> (logits: [M, V] f32, pools)
-///     @decode(ids: [B, 1] i32, slots: [B] i32, pools)
-///         -> (logits: [B, V] f32, next: [B, 1] i32, pools)
+///     @decode(ids: [B, 1] i32, slots: [B] i32, draw, pools)
+///         -> (logits: [B, V] f32, next: [B, 1] i32,
+///             next_random: [B, 3] i64, pools)
+///     @sample(logits: [B, V] f32, draw)
+///         -> (next: [B, 1] i32, next_random: [B, 3] i64)
 ///
 /// `pools` are, for each layer, `conv_state.<layer>` [R, W-1, C] of T and
 /// `ssm_state.<layer>` [R, D, N], or [R, H, P, N], of the state type. Results
@@ -25,7 +28,9 @@
 /// states in their slots, zeros at the start of a text, and leave theirs there,
 /// so that a prompt can come in several calls. A negative slot is padding.
 /// `rows` says which tokens' logits are wanted: b * L + t for token t of
-/// sequence b. `next` is the index of the largest logit.
+/// sequence b. `draw` are temperature: [B] f32, top_k: [B] i32, top_p: [B] f32
+/// and random: [B, 3] i64, as ssm.sample takes them, and `next` is what it
+/// draws from the logits.
 ///
 /// Weights are declared under the names of their tensors, with their types.
 /// Every layer has a chunk site `layers.<layer>.scan`.
@@ -65,7 +70,7 @@ struct ImportOptions {
   /// Element type of the scans' states: F32, F16 or BF16.
   DType stateType = DType::F32;
   /// Which functions there are.
-  bool prefill = true, prefillPacked = true, decode = true;
+  bool prefill = true, prefillPacked = true, decode = true, sample = true;
 };
 
 /// Builds the module of a model. Errors, each naming the tensor or key:

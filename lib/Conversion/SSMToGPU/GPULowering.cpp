@@ -134,6 +134,14 @@ Val corey::rowOfBlock(KernelBuilder &k) {
   return k.blockIdx('y') + k.blockIdx('z') * k.gridDim('y');
 }
 
+Val corey::orderOf(KernelBuilder &k, Val value) {
+  // Adding 0 makes 0 of -0.
+  Val bits = k.bitcast(value + 0.0, k.i32Type());
+  // Larger magnitudes of negative numbers come first.
+  Val order = k.select(bits < 0, bits ^ 0x7FFFFFFF, bits);
+  return k.select(value == value, order, k.i32(0x7FFFFFFF));
+}
+
 Vals corey::indicesOf(KernelBuilder &k, Val number, ArrayRef<Value> sizes) {
   Vals indices(sizes.size());
   // From the last axis to the first.

@@ -106,6 +106,10 @@ void recordError(KernelBuilder &k, Val record, const DeviceError &error);
 /// The row that a block of a grid made by gridOf() works on, as i32.
 Val rowOfBlock(KernelBuilder &k);
 
+/// An i32 that compares as a f32 `value` does: the two zeros are equal, NaN
+/// lies above infinity.
+Val orderOf(KernelBuilder &k, Val value);
+
 /// The indices on axes of `sizes`, of the host, at position `number`, i32 or
 /// i64, in the order of rows.
 Vals indicesOf(KernelBuilder &k, Val number, llvm::ArrayRef<mlir::Value> sizes);
@@ -139,8 +143,8 @@ public:
   /// multiple of.
   Vals elements(llvm::ArrayRef<Val> leading, Val last, int64_t count,
                 int64_t alignment = 1) const;
-  /// The same, by loads that stay where they are: of a kernel that waits for its
-  /// predecessors in its midst, the assembler moves others to before that.
+  /// The same, by loads that stay where they are: of a kernel that waits for
+  /// its predecessors in its midst, the assembler moves others to before that.
   Vals elementsInPlace(llvm::ArrayRef<Val> leading, Val last, int64_t count,
                        int64_t alignment = 1) const;
   /// Bytes from one index to the next on `axis`, i64.
@@ -341,6 +345,8 @@ struct GPULoweringPattern : public mlir::OpRewritePattern<OpTy> {
 void populateGPUScanLowerings(mlir::RewritePatternSet &patterns,
                               GPUTarget target);
 void populateGPULookupLowerings(mlir::RewritePatternSet &patterns,
+                                GPUTarget target);
+void populateGPUSampleLowerings(mlir::RewritePatternSet &patterns,
                                 GPUTarget target);
 void populateGPUProjectionLowerings(mlir::RewritePatternSet &patterns,
                                     GPUTarget target);

@@ -131,6 +131,15 @@ Val operator-(Val a) {
     return a.k->wrap(a.k->b.createOrFold<arith::NegFOp>(a.k->loc, a.value));
   return 0.0 - a;
 }
+Val exactMul(Val a, Val b) {
+  return a.k->wrap(arith::MulFOp::create(a.k->b, a.k->loc, a.value, b.value));
+}
+Val exactAdd(Val a, Val b) {
+  return a.k->wrap(arith::AddFOp::create(a.k->b, a.k->loc, a.value, b.value));
+}
+Val exactSub(Val a, Val b) {
+  return a.k->wrap(arith::SubFOp::create(a.k->b, a.k->loc, a.value, b.value));
+}
 } // namespace corey
 
 //===----------------------------------------------------------------------===//

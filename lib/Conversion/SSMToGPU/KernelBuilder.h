@@ -64,6 +64,10 @@ Val operator^(Val a, int64_t b);
 Val operator<<(Val a, int64_t b);
 Val operator>>(Val a, int64_t b);
 Val operator-(Val a);
+/// Products and sums that round one by one, as those of the host do.
+Val exactMul(Val a, Val b);
+Val exactAdd(Val a, Val b);
+Val exactSub(Val a, Val b);
 
 using Vals = llvm::SmallVector<Val>;
 

@@ -79,8 +79,7 @@ struct EmbeddingLowering : public GPULoweringPattern<EmbeddingOp> {
 // argmax
 //===----------------------------------------------------------------------===//
 
-/// One block per row. Elements are compared as integers of the same order: the
-/// two zeros are equal, NaN lies above infinity.
+/// One block per row. Elements are compared as integers of the same order.
 struct ArgmaxLowering : public GPULoweringPattern<ArgmaxOp> {
   using GPULoweringPattern::GPULoweringPattern;
 
@@ -135,15 +134,6 @@ struct ArgmaxLowering : public GPULoweringPattern<ArgmaxOp> {
     k.launch(e.gridOf(e.index(1), rows));
     e.replaceWith(out);
     return success();
-  }
-
-  /// An i32 that compares as `value` does.
-  static Val orderOf(KernelBuilder &k, Val value) {
-    // Adding 0 makes 0 of -0.
-    Val bits = k.bitcast(value + 0.0, k.i32Type());
-    // Larger magnitudes of negative numbers come first.
-    Val order = k.select(bits < 0, bits ^ 0x7FFFFFFF, bits);
-    return k.select(value == value, order, k.i32(0x7FFFFFFF));
   }
 };
 } // namespace

@@ -64,16 +64,6 @@ enum Word : int64_t {
   SummaryWords = 18
 };
 
-/// Products and sums that round one by one, as those of the host do.
-Val exactMul(Val a, Val b) {
-  return a.k->wrap(arith::MulFOp::create(a.k->b, a.k->loc, a.value, b.value));
-}
-Val exactAdd(Val a, Val b) {
-  return a.k->wrap(arith::AddFOp::create(a.k->b, a.k->loc, a.value, b.value));
-}
-Val exactSub(Val a, Val b) {
-  return a.k->wrap(arith::SubFOp::create(a.k->b, a.k->loc, a.value, b.value));
-}
 Val toF32(Val a) {
   return a.k->wrap(
       arith::TruncFOp::create(a.k->b, a.k->loc, a.k->f32Type(), a.value));

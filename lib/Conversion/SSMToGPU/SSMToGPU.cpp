@@ -74,6 +74,7 @@ struct ConvertSSMToGPU
     populateGPUNormLowerings(patterns, target);
     populateGPUPointwiseLowerings(patterns, target);
     populateGPULookupLowerings(patterns, target);
+    populateGPUSampleLowerings(patterns, target);
     populateGPUProjectionLowerings(patterns, target);
     populateGPUQuantizationLowerings(patterns, target);
     populateGPUScanLowerings(patterns, target);

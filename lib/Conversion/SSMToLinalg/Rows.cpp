@@ -415,7 +415,7 @@ struct ProjectionLowering : public SSMLowering<ProjectionOp> {
 };
 
 //===----------------------------------------------------------------------===//
-// embedding, argmax
+// embedding, argmax, sample
 //===----------------------------------------------------------------------===//
 
 struct EmbeddingLowering : public SSMLowering<EmbeddingOp> {
@@ -501,11 +501,69 @@ struct ArgmaxLowering : public SSMLowering<ArgmaxOp> {
     return success();
   }
 };
+
+/// The draw of a row is a function of the run-time library.
+struct SampleLowering : public SSMLowering<SampleOp> {
+  using SSMLowering::SSMLowering;
+
+  LogicalResult matchAndRewrite(SampleOp op,
+                                PatternRewriter &rewriter) const override {
+    OpLowering e(rewriter, op, target);
+    Value logits = e.buffer(op.getLogits()), random = e.buffer(op.getRandom());
+    Value settings[] = {e.buffer(op.getTemperature()), e.buffer(op.getTopK()),
+                        e.buffer(op.getTopP())};
+    Value ids = e.output(0), next = e.output(1);
+    int64_t rank = rankOf(logits), size = op.getLogits().getType().getDimSize(
+                                       op.getLogits().getType().getRank() - 1);
+    Value x = logits;
+    if (!getElementTypeOrSelf(logits.getType()).isF32()) {
+      x = e.f32Like(logits);
+      e.parallelOver(logits, rank - 1, [&](ValueRange row) {
+        e.forLanes(size, target.lanes, [&](Value v, int64_t lanes) {
+          e.store(e.load(logits, append(row, v), lanes), x, append(row, v));
+        });
+      });
+    }
+    e.parallelOver(x, rank - 1, [&](ValueRange row) {
+      auto metadata = memref::ExtractStridedMetadataOp::create(e.b, e.loc, x);
+      Value offset = e.index(0);
+      for (auto [axis, i] : llvm::enumerate(row))
+        offset = e.add(offset, e.mul(i, metadata.getStrides()[axis]));
+      LoopEmitter::Values operands{
+          arith::AddIOp::create(e.b, e.loc, e.address(x),
+                                e.toI64(e.mul(offset, 4))),
+          e.toI64(e.index(size))};
+      for (Value each : settings)
+        operands.push_back(memref::LoadOp::create(e.b, e.loc, each, row));
+      // The seed, the sequence and its draws.
+      for (int64_t i = 0; i < 3; ++i)
+        operands.push_back(memref::LoadOp::create(e.b, e.loc, random,
+                                                  append(row, e.index(i))));
+      Value drawn =
+          e.callRuntime("corey_rt_sample", operands, e.b.getI64Type());
+      Type idType = getElementTypeOrSelf(op.getIds().getType());
+      if (idType != drawn.getType())
+        drawn = arith::TruncIOp::create(e.b, e.loc, idType, drawn);
+      memref::StoreOp::create(e.b, e.loc, drawn, ids, row);
+      Value one =
+          arith::ConstantOp::create(e.b, e.loc, e.b.getI64IntegerAttr(1));
+      Value after[] = {operands[5], operands[6],
+                       arith::AddIOp::create(e.b, e.loc, operands[7], one)};
+      for (auto [i, value] : llvm::enumerate(after))
+        memref::StoreOp::create(e.b, e.loc, value, next,
+                                append(row, e.index(i)));
+    });
+    if (x != logits)
+      memref::DeallocOp::create(e.b, e.loc, x);
+    e.replace(rewriter, {ids, next});
+    return success();
+  }
+};
 } // namespace
 
 void corey::populateRowLowerings(RewritePatternSet &patterns,
                                  VectorTarget target) {
   patterns.add<RMSNormLowering, HadamardLowering, ProjectionLowering,
-               EmbeddingLowering, ArgmaxLowering>(patterns.getContext(),
-                                                  target);
+               EmbeddingLowering, ArgmaxLowering, SampleLowering>(
+      patterns.getContext(), target);
 }

@@ -724,6 +724,7 @@ runtimeSymbols(llvm::orc::MangleAndInterner mangle) {
   add("corey_rt_chunk", corey_rt_chunk);
   add("corey_rt_variant", corey_rt_variant);
   add("corey_rt_gemm", corey_rt_gemm);
+  add("corey_rt_sample", corey_rt_sample);
   add("corey_rt_observe", corey_rt_observe);
   add("corey_rt_bad_index", corey_rt_bad_index);
   add("corey_rt_bad_slot", corey_rt_bad_slot);

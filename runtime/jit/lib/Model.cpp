@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <set>
@@ -199,89 +200,19 @@ Status StateCache::save(const std::string &path) const {
 // Sampling
 //===----------------------------------------------------------------------===//
 
-/// A number in [0, 1) that depends on nothing but its arguments.
-static double uniform(uint64_t seed, int64_t sequence, int64_t step) {
-  uint64_t state = seed;
-  for (int64_t each : {sequence, step}) {
-    // SplitMix64 (Steele, Lea and Flood, 2014).
-    state += 0x9e3779b97f4a7c15u * (static_cast<uint64_t>(each) + 1);
-    state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9u;
-    state = (state ^ (state >> 27)) * 0x94d049bb133111ebu;
-    state ^= state >> 31;
-  }
-  return static_cast<double>(state >> 11) * 0x1p-53;
-}
-
-int32_t corey::sampleToken(const float *logits, int64_t size,
-                           const SamplingOptions &options, int64_t sequence,
-                           int64_t step) {
-  // As ssm.argmax: NaN is larger than any number, the first of equals wins.
-  int64_t best = 0;
-  for (int64_t i = 0; i < size; ++i) {
-    if (std::isnan(logits[i])) {
-      best = i;
-      break;
-    }
-    if (logits[i] > logits[best])
-      best = i;
-  }
-  if (options.temperature == 0 || std::isnan(logits[best]) ||
-      std::isinf(logits[best]))
-    return static_cast<int32_t>(best);
-
-  bool limited = (options.topK > 0 && options.topK < size) || options.topP < 1;
-  std::vector<int64_t> order(static_cast<size_t>(size));
-  std::iota(order.begin(), order.end(), 0);
-  auto first = [&](int64_t a, int64_t b) {
-    return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
-  };
-  if (options.topK > 0 && options.topK < size) {
-    std::partial_sort(order.begin(), order.begin() + options.topK, order.end(),
-                      first);
-    order.resize(static_cast<size_t>(options.topK));
-  } else if (limited) {
-    std::sort(order.begin(), order.end(), first);
-  }
-  std::vector<double> weights;
-  double total = 0;
-  for (int64_t i : order) {
-    weights.push_back(std::exp(
-        (static_cast<double>(logits[i]) - static_cast<double>(logits[best])) /
-        options.temperature));
-    total += weights.back();
-  }
-  if (options.topP < 1) {
-    double kept = 0;
-    size_t count = 0;
-    // The one that reaches the bound is still in, so that there is one.
-    while (count < weights.size() &&
-           (count == 0 || kept < options.topP * total))
-      kept += weights[count++];
-    weights.resize(count);
-    total = kept;
-  }
-  double target = uniform(options.seed, sequence, step) * total, sum = 0;
-  for (size_t i = 0; i < weights.size(); ++i) {
-    sum += weights[i];
-    if (target < sum)
-      return static_cast<int32_t>(order[i]);
-  }
-  return static_cast<int32_t>(order[weights.size() - 1]);
-}
-
-static Status checkSampling(const SamplingOptions &options) {
-  if (!(options.temperature >= 0) || std::isinf(options.temperature))
+Status SamplingOptions::check() const {
+  if (!(temperature >= 0) || std::isinf(temperature))
     return Status::invalidArgument(
         "temperature: expected a number of at least 0, got " +
-        std::to_string(options.temperature));
-  if (options.topK < 0)
+        std::to_string(temperature));
+  if (topK < 0)
     return Status::invalidArgument(
         "top_k: expected at least 1, or 0 for all tokens, got " +
-        std::to_string(options.topK));
-  if (!(options.topP > 0 && options.topP <= 1))
+        std::to_string(topK));
+  if (!(topP > 0 && topP <= 1))
     return Status::invalidArgument(
         "top_p: expected a number above 0 and up to 1, got " +
-        std::to_string(options.topP));
+        std::to_string(topP));
   return Status::ok();
 }
 
@@ -304,12 +235,20 @@ struct Model::Impl {
   /// The pools among the arguments of @decode.
   std::vector<ArgumentInfo> pools;
 
+  /// How tokens are drawn for each of a number of sequences.
+  struct Draw {
+    Tensor temperature, topK, topP;
+    std::vector<Tensor> with(const Tensor &random) const {
+      return {temperature, topK, topP, random};
+    }
+  };
   /// What decoding a batch keeps from call to call: buffers, and on a CUDA
-  /// device a step as a graph, which reads from one buffer of tokens and writes
-  /// to the other, and the same the other way round.
+  /// device a step as a graph, which reads tokens and random numbers from one
+  /// buffer and writes to the other, and the same the other way round.
   struct Decoder {
     std::shared_ptr<StateCache::Impl> states;
-    Tensor ids[2], slots, logits;
+    Tensor ids[2], random[2], slots, logits;
+    Draw draw;
     std::shared_ptr<CapturedRun> runs[2];
     cuda::Stream stream;
     cuda::PinnedBuffer tokens;
@@ -327,14 +266,18 @@ struct Model::Impl {
   std::vector<Prefiller> prefillers;
   /// For generate() without states.
   StateCache ownStates;
+  /// The arguments and results of the draw in decode(), whose tokens nobody
+  /// looks at.
+  std::vector<Tensor> unseen;
 
   Expected<std::shared_ptr<Executable>>
   compile(const import::ImportOptions &how) const;
   Expected<Executable *> getPacked();
   Expected<Tensor> toDevice(const std::vector<int32_t> &values,
                             std::vector<int64_t> shape) const;
-  /// Replaces the elements of an i32 tensor.
-  static Status fill(const Tensor &tensor, const std::vector<int32_t> &values);
+  /// Replaces the elements of a contiguous tensor of T.
+  template <typename T>
+  static Status fill(const Tensor &tensor, const std::vector<T> &values);
   Status checkTokens(const std::vector<int32_t> &tokens) const;
   /// Sequences of one length, one after another in `ids`.
   Status prefillEqual(const std::vector<int32_t> &ids,
@@ -358,9 +301,11 @@ struct Model::Impl {
   /// logits of the last `count` of them.
   Expected<Tensor> read(const int32_t *tokens, int64_t length, int64_t count,
                         StateCache &states) const;
+  Expected<Draw> makeDraw(int64_t sequences) const;
   Expected<Decoder *> getDecoder(const StateCache &states, int64_t sequences);
-  Status decodeGreedily(Decoder &decoder, int64_t steps, bool exact,
-                        const std::function<bool(const int32_t *)> &take);
+  static Status startDraws(Decoder &decoder, const SamplingOptions &options);
+  Status decodeSteps(Decoder &decoder, int64_t steps, bool exact,
+                     const std::function<bool(const int32_t *)> &take);
 
   static Expected<std::shared_ptr<Model>>
   create(std::shared_ptr<Context> context, const import::ModelConfig &config,
@@ -394,7 +339,7 @@ Expected<Executable *> Model::Impl::getPacked() {
   if (packed)
     return packed.get();
   import::ImportOptions how = import;
-  how.prefill = how.decode = false;
+  how.prefill = how.decode = how.sample = false;
   how.prefillPacked = true;
   Expected<std::shared_ptr<Executable>> compiled = compile(how);
   if (!compiled)
@@ -453,7 +398,8 @@ Expected<std::shared_ptr<Model>> Model::Impl::create(
     return status;
 
   const FunctionInfo *decode = impl.executable->findFunction("decode");
-  impl.pools.assign(decode->inputs.begin() + 2, decode->inputs.end());
+  // Behind the tokens, the slots and the four arguments of the draw.
+  impl.pools.assign(decode->inputs.begin() + 6, decode->inputs.end());
   impl.info.type = import::modelTypeName(config.type).str();
   impl.info.numLayers = config.numLayers;
   impl.info.hiddenSize = config.hiddenSize;
@@ -674,12 +620,12 @@ Expected<Tensor> Model::Impl::toDevice(const std::vector<int32_t> &values,
   return device.kind == Device::CPU ? host : host->to(device);
 }
 
-Status Model::Impl::fill(const Tensor &tensor,
-                         const std::vector<int32_t> &values) {
-  Expected<Tensor> host = Tensor::empty(DType::I32, tensor.shape());
+template <typename T>
+Status Model::Impl::fill(const Tensor &tensor, const std::vector<T> &values) {
+  Expected<Tensor> host = Tensor::empty(tensor.dtype(), tensor.shape());
   if (!host)
     return host.takeStatus();
-  std::copy(values.begin(), values.end(), host->dataAs<int32_t>());
+  std::copy(values.begin(), values.end(), host->dataAs<T>());
   return tensor.copyFrom(*host);
 }
 
@@ -954,12 +900,30 @@ Expected<Tensor> Model::decode(const std::vector<int32_t> &tokens,
   Expected<Tensor> where = impl->toDevice(*places, {count});
   Expected<Tensor> logits =
       Tensor::empty(DType::F32, {count, impl->info.vocabSize}, impl->device);
-  Expected<Tensor> next = Tensor::empty(DType::I32, {count, 1}, impl->device);
-  for (Expected<Tensor> *each : {&ids, &where, &logits, &next})
+  for (Expected<Tensor> *each : {&ids, &where, &logits})
     if (!*each)
       return each->takeStatus();
-  if (Status status = Impl::run(*impl->executable, "decode", {*ids, *where},
-                                {*logits, *next}, states.impl->pools);
+  if (impl->unseen.empty() || impl->unseen[0].dim(0) != count) {
+    impl->unseen.clear();
+    Expected<Impl::Draw> draw = impl->makeDraw(count);
+    if (!draw)
+      return draw.takeStatus();
+    std::vector<Tensor> made = {draw->temperature, draw->topK, draw->topP};
+    for (auto [type, size] : {std::pair<DType, int64_t>{DType::I64, 3},
+                              {DType::I32, 1},
+                              {DType::I64, 3}}) {
+      Expected<Tensor> tensor = Tensor::empty(type, {count, size}, impl->device,
+                                              /*ZeroInit=*/true);
+      if (!tensor)
+        return tensor.takeStatus();
+      made.push_back(std::move(*tensor));
+    }
+    impl->unseen = std::move(made);
+  }
+  const std::vector<Tensor> &u = impl->unseen;
+  if (Status status = Impl::run(*impl->executable, "decode",
+                                {*ids, *where, u[0], u[1], u[2], u[3]},
+                                {*logits, u[4], u[5]}, states.impl->pools);
       !status)
     return status;
   for (int32_t slot : *places)
@@ -1026,6 +990,22 @@ Expected<Tensor> Model::logits(const std::vector<int32_t> &tokens,
 // Generation
 //===----------------------------------------------------------------------===//
 
+/// One of temperature 0 until it is filled.
+Expected<Model::Impl::Draw> Model::Impl::makeDraw(int64_t sequences) const {
+  Draw draw;
+  for (auto [to, type] :
+       {std::pair<Tensor *, DType>{&draw.temperature, DType::F32},
+        {&draw.topK, DType::I32},
+        {&draw.topP, DType::F32}}) {
+    Expected<Tensor> tensor =
+        Tensor::empty(type, {sequences}, device, /*ZeroInit=*/true);
+    if (!tensor)
+      return tensor.takeStatus();
+    *to = std::move(*tensor);
+  }
+  return draw;
+}
+
 Expected<Model::Impl::Decoder *>
 Model::Impl::getDecoder(const StateCache &states, int64_t sequences) {
   if (decoder && decoder->states == states.impl &&
@@ -1038,6 +1018,8 @@ Model::Impl::getDecoder(const StateCache &states, int64_t sequences) {
        {std::tuple<Tensor *, DType, std::vector<int64_t>>{
             &made->ids[0], DType::I32, {sequences, 1}},
         {&made->ids[1], DType::I32, {sequences, 1}},
+        {&made->random[0], DType::I64, {sequences, 3}},
+        {&made->random[1], DType::I64, {sequences, 3}},
         {&made->slots, DType::I32, {sequences}},
         {&made->logits, DType::F32, {sequences, info.vocabSize}}}) {
     Expected<Tensor> tensor = Tensor::empty(type, shape, device);
@@ -1045,6 +1027,10 @@ Model::Impl::getDecoder(const StateCache &states, int64_t sequences) {
       return tensor.takeStatus();
     *to = std::move(*tensor);
   }
+  Expected<Draw> draw = makeDraw(sequences);
+  if (!draw)
+    return draw.takeStatus();
+  made->draw = std::move(*draw);
   if (device.kind == Device::CUDA) {
     Expected<std::shared_ptr<cuda::Device>> gpu =
         cuda::Device::get(device.index);
@@ -1064,18 +1050,41 @@ Model::Impl::getDecoder(const StateCache &states, int64_t sequences) {
   return decoder.get();
 }
 
-/// Steps whose tokens the device chooses: from the tokens in `ids[0]`, `steps`
-/// times, until `take` returns false for the tokens of a step. Unless the
-/// states must be `exact`, a step may already be under way when it does.
+/// Fills what draws depend on: the first one reads `random[1]`.
+Status Model::Impl::startDraws(Decoder &decoder,
+                               const SamplingOptions &options) {
+  auto count = static_cast<size_t>(decoder.slots.dim(0));
+  auto topK = static_cast<int32_t>(
+      std::min<int64_t>(options.topK, std::numeric_limits<int32_t>::max()));
+  std::vector<int64_t> random;
+  for (size_t i = 0; i < count; ++i)
+    random.insert(random.end(), {static_cast<int64_t>(options.seed),
+                                 static_cast<int64_t>(i), 0});
+  Status status =
+      fill(decoder.draw.temperature,
+           std::vector<float>(count, static_cast<float>(options.temperature)));
+  if (status)
+    status = fill(decoder.draw.topK, std::vector<int32_t>(count, topK));
+  if (status)
+    status = fill(decoder.draw.topP,
+                  std::vector<float>(count, static_cast<float>(options.topP)));
+  return status ? fill(decoder.random[1], random) : status;
+}
+
+/// Steps from the tokens in `ids[0]`, `steps` times, until `take` returns false
+/// for the tokens that the device drew in a step. Unless the states must be
+/// `exact`, a step may already be under way when it does.
 Status
-Model::Impl::decodeGreedily(Decoder &decoder, int64_t steps, bool exact,
-                            const std::function<bool(const int32_t *)> &take) {
+Model::Impl::decodeSteps(Decoder &decoder, int64_t steps, bool exact,
+                         const std::function<bool(const int32_t *)> &take) {
   const std::vector<Tensor> &pools = decoder.states->pools;
   // From each of the two buffers of tokens to the other.
   std::vector<Tensor> inputs[2], outputs[2];
   for (int way : {0, 1}) {
-    inputs[way] = {decoder.ids[way], decoder.slots};
-    outputs[way] = {decoder.logits, decoder.ids[1 - way]};
+    inputs[way] = decoder.draw.with(decoder.random[way]);
+    inputs[way].insert(inputs[way].begin(), {decoder.ids[way], decoder.slots});
+    outputs[way] = {decoder.logits, decoder.ids[1 - way],
+                    decoder.random[1 - way]};
     inputs[way].insert(inputs[way].end(), pools.begin(), pools.end());
     outputs[way].insert(outputs[way].end(), pools.begin(), pools.end());
   }
@@ -1145,7 +1154,7 @@ Expected<Generation> Model::generate(const TokenSequences &prompts,
   if (options.maxTokens < 0)
     return Status::invalidArgument("max_tokens: expected at least 0, got " +
                                    std::to_string(options.maxTokens));
-  if (Status status = checkSampling(options.sampling); !status)
+  if (Status status = options.sampling.check(); !status)
     return status;
   auto start = std::chrono::steady_clock::now();
   auto lap = [&] {
@@ -1178,7 +1187,7 @@ Expected<Generation> Model::generate(const TokenSequences &prompts,
   const std::vector<int32_t> &stops =
       options.stopTokens ? *options.stopTokens : impl->info.eosTokens;
   std::vector<bool> ended(count, options.maxTokens == 0);
-  std::vector<int32_t> current(count, 0), slots(count, -1);
+  std::vector<int32_t> slots(count, -1);
   for (size_t i = 0; i < count; ++i)
     slots[i] = options.maxTokens ? static_cast<int32_t>(i) : -1;
   // Takes the tokens of a step; returns whether a sequence is left, and whether
@@ -1189,7 +1198,6 @@ Expected<Generation> Model::generate(const TokenSequences &prompts,
     for (size_t i = 0; i < count; ++i) {
       if (ended[i])
         continue;
-      current[i] = tokens[i];
       result.tokens[i].push_back(tokens[i]);
       ++result.newTokens;
       ended[i] =
@@ -1207,75 +1215,49 @@ Expected<Generation> Model::generate(const TokenSequences &prompts,
     }
     return left;
   };
-  auto choose = [&](const Tensor &from,
-                    int64_t step) -> Expected<std::vector<int32_t>> {
-    Expected<Tensor> host =
-        impl->device.kind == Device::CPU ? from : from.to(Device::cpu());
-    if (!host)
-      return host.takeStatus();
-    std::vector<int32_t> tokens(count);
-    for (size_t i = 0; i < count; ++i)
-      tokens[i] = sampleToken(
-          host->dataAs<float>() + static_cast<int64_t>(i) * host->dim(1),
-          host->dim(1), options.sampling, static_cast<int64_t>(i), step);
-    return tokens;
-  };
-
   bool left = false, changed = false;
+  Impl::Decoder *decoder = nullptr;
   if (options.maxTokens > 0) {
-    Expected<std::vector<int32_t>> first = choose(*logits, 0);
+    Expected<Impl::Decoder *> made =
+        impl->getDecoder(states, static_cast<int64_t>(count));
+    if (!made)
+      return made.takeStatus();
+    decoder = *made;
+    if (Status status = impl->startDraws(*decoder, options.sampling); !status)
+      return status;
+    std::vector<Tensor> inputs = decoder->draw.with(decoder->random[1]);
+    inputs.insert(inputs.begin(), *logits);
+    std::vector<Tensor> outputs{decoder->ids[0], decoder->random[0]};
+    if (Status status = impl->executable->run("sample", inputs, outputs);
+        !status)
+      return status;
+    Expected<Tensor> first = decoder->ids[0].to(Device::cpu());
     if (!first)
       return first.takeStatus();
-    left = accept(first->data(), changed);
+    left = accept(first->dataAs<int32_t>(), changed);
   }
   result.prefillMs = lap();
   if (left) {
-    Expected<Impl::Decoder *> decoder =
-        impl->getDecoder(states, static_cast<int64_t>(count));
-    if (!decoder)
-      return decoder.takeStatus();
-    Impl::Decoder &d = **decoder;
     auto countTokens = [&] {
       for (int32_t slot : slots)
         if (slot >= 0)
           ++states.impl->tokens[static_cast<size_t>(slot)];
     };
-    Status status = Impl::fill(d.ids[0], current);
+    Status inner, status = Impl::fill(decoder->slots, slots);
     if (status)
-      status = Impl::fill(d.slots, slots);
-    if (status && options.sampling.temperature == 0) {
-      Status inner;
-      status = impl->decodeGreedily(d, options.maxTokens - 1,
-                                    /*exact=*/given != nullptr,
-                                    [&](const int32_t *tokens) {
-                                      countTokens();
-                                      left = accept(tokens, changed);
-                                      if (left && changed)
-                                        inner = Impl::fill(d.slots, slots);
-                                      return left && inner.isOk();
-                                    });
-      if (status && !inner)
-        status = inner;
-    } else {
-      for (int64_t step = 1; status && left; ++step) {
-        status = Impl::run(*impl->executable, "decode", {d.ids[0], d.slots},
-                           {d.logits, d.ids[1]}, states.impl->pools);
-        if (!status)
-          break;
-        countTokens();
-        Expected<std::vector<int32_t>> tokens = choose(d.logits, step);
-        if (!tokens) {
-          status = tokens.status();
-          break;
-        }
-        left = accept(tokens->data(), changed);
-        status = Impl::fill(d.ids[0], current);
-        if (status && changed)
-          status = Impl::fill(d.slots, slots);
-      }
-    }
+      status = impl->decodeSteps(*decoder, options.maxTokens - 1,
+                                 /*exact=*/given != nullptr,
+                                 [&](const int32_t *tokens) {
+                                   countTokens();
+                                   left = accept(tokens, changed);
+                                   if (left && changed)
+                                     inner = Impl::fill(decoder->slots, slots);
+                                   return left && inner.isOk();
+                                 });
     if (!status)
       return status;
+    if (!inner)
+      return inner;
   }
   result.decodeMs = lap();
   return result;

@@ -1,5 +1,5 @@
 // Lowering of ops along the last axis: ssm.rms_norm, ssm.hadamard, ssm.embedding,
-// ssm.argmax.
+// ssm.argmax, ssm.sample.
 
 // RUN: corey-opt %s --convert-ssm-to-linalg=vector-bits=256 | FileCheck %s
 
@@ -190,4 +190,20 @@ func.func @gather(%ids: tensor<?xi32>, %t: tensor<?x24xf32>) -> tensor<?x24xf32>
 func.func @argmax(%x: tensor<?x256xf32>) -> tensor<?xi64> {
   %y = ssm.argmax %x : tensor<?x256xf32> -> tensor<?xi64>
   return %y : tensor<?xi64>
+}
+
+// A row at a time by the run-time library, in f32.
+// CHECK-LABEL: func.func @sample(
+// CHECK: %[[WIDE:.+]] = memref.alloc(%{{.+}}) {alignment = 64 : i64} : memref<?x256xf32>
+// CHECK: scf.parallel
+// CHECK: arith.extf
+// CHECK: scf.parallel
+// CHECK: %[[DRAWN:.+]] = func.call @corey_rt_sample(%{{.+}}) : (i64, i64, f32, i32, f32, i64, i64, i64) -> i64
+// CHECK: %[[ID:.+]] = arith.trunci %[[DRAWN]] : i64 to i32
+// CHECK: memref.store %[[ID]]
+// CHECK: memref.dealloc %[[WIDE]]
+func.func @sample(%x: tensor<?x256xf16>, %t: tensor<?xf32>, %k: tensor<?xi32>, %p: tensor<?xf32>, %r: tensor<?x3xi64>)
+    -> (tensor<?xi32>, tensor<?x3xi64>) {
+  %y:2 = ssm.sample %x, %t, %k, %p, %r : tensor<?x256xf16>, tensor<?xf32>, tensor<?xi32>, tensor<?xf32>, tensor<?x3xi64> -> tensor<?xi32>, tensor<?x3xi64>
+  return %y#0, %y#1 : tensor<?xi32>, tensor<?x3xi64>
 }

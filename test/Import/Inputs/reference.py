@@ -127,7 +127,7 @@ def to_bytes(value, dtype):
     if dtype == "BF16":
         words = [struct.unpack("<I", struct.pack("<f", x))[0] >> 16 for x in numbers]
         return struct.pack("<%dH" % len(words), *words)
-    code = {"F16": "e", "F32": "f", "F64": "d", "I32": "i"}[dtype]
+    code = {"F16": "e", "F32": "f", "F64": "d", "I32": "i", "I64": "q"}[dtype]
     return struct.pack("<%d%s" % (len(numbers), code), *numbers)
 
 
@@ -135,7 +135,7 @@ def write(path, tensors):
     """`tensors`: name -> (nested lists, dtype)."""
     header, data = {}, b""
     # By size of elements, so that all are aligned.
-    order = ["F64", "F32", "I32", "F16", "BF16"]
+    order = ["F64", "I64", "F32", "I32", "F16", "BF16"]
     for name, (value, dtype) in sorted(
         tensors.items(), key=lambda item: order.index(item[1][1])
     ):
@@ -412,6 +412,15 @@ def main():
         if function == "decode":
             best = [[row.index(max(row))] for row in logits]
             tensors[function + ".next.out"] = (best, "I32")
+            # No temperature: whatever else there is, the most likely token.
+            batch = range(len(best))
+            random = [[7, row, 5 - row] for row in batch]
+            after = [[seed, row, draws + 1] for seed, row, draws in random]
+            tensors[function + ".temperature"] = ([0.0 for _ in batch], "F32")
+            tensors[function + ".top_k"] = ([2 for _ in batch], "I32")
+            tensors[function + ".top_p"] = ([0.5 for _ in batch], "F32")
+            tensors[function + ".random"] = (random, "I64")
+            tensors[function + ".next_random.out"] = (after, "I64")
         else:
             # In no order, and one twice.
             rows = [len(logits) - 1, 3, 0, 10, 3]

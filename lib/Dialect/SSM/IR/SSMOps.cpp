@@ -572,7 +572,7 @@ void ScaleOp::getCanonicalizationPatterns(RewritePatternSet &patterns,
 }
 
 //===----------------------------------------------------------------------===//
-// EmbeddingOp, ArgmaxOp
+// EmbeddingOp, ArgmaxOp, SampleOp
 //===----------------------------------------------------------------------===//
 
 LogicalResult EmbeddingOp::verify() { return detail::verifyDimSpec(*this); }
@@ -590,6 +590,52 @@ OpCost ArgmaxOp::getCost(int64_t dynamicDim) {
   OpCost cost = trafficOf(*this, dynamicDim);
   cost.fma = countElements(getX(), dynamicDim);
   return cost;
+}
+
+LogicalResult SampleOp::verify() {
+  if (failed(detail::verifyDimSpec(*this)))
+    return failure();
+  // Indices of a row, and what the lowerings add to them, are of 32 bits.
+  constexpr int64_t most = int64_t(1) << 30;
+  if (int64_t size = getLogits().getType().getShape().back(); size > most)
+    return emitOpError() << "expected at most " << most
+                         << " logits in a row, got " << size;
+  return success();
+}
+
+OpCost SampleOp::getCost(int64_t dynamicDim) {
+  OpCost cost = trafficOf(*this, dynamicDim);
+  // The largest, the weights and their running sum; choosing what is kept goes
+  // over the row a few more times.
+  cost.fma = 16 * countElements(getLogits(), dynamicDim);
+  return cost;
+}
+
+namespace {
+/// A draw at a temperature of 0, whose random numbers nobody goes on with, is
+/// the largest.
+struct SampleAtZero : public OpRewritePattern<SampleOp> {
+  using OpRewritePattern::OpRewritePattern;
+  LogicalResult matchAndRewrite(SampleOp op,
+                                PatternRewriter &rewriter) const override {
+    DenseElementsAttr temperature;
+    if (!op.getNextRandom().use_empty() ||
+        !matchPattern(op.getTemperature(), m_Constant(&temperature)) ||
+        !llvm::all_of(temperature.getValues<APFloat>(), [](const APFloat &t) {
+          return t.isNaN() || t.isZero() || t.isNegative();
+        }))
+      return failure();
+    Value best = ArgmaxOp::create(rewriter, op.getLoc(), op.getIds().getType(),
+                                  op.getLogits());
+    rewriter.replaceOp(op, {best, op.getRandom()});
+    return success();
+  }
+};
+} // namespace
+
+void SampleOp::getCanonicalizationPatterns(RewritePatternSet &patterns,
+                                           MLIRContext *context) {
+  patterns.add<SampleAtZero>(context);
 }
 
 //===----------------------------------------------------------------------===//

@@ -83,13 +83,19 @@ private:
 /// How the next token is chosen from logits: among all tokens, the `topK` most
 /// likely ones if that is not 0, and of these the fewest whose probabilities
 /// add up to `topP`, after division by the temperature. The largest logit, the
-/// first of equal ones, for a temperature of 0. The same seed gives the same
-/// tokens, whatever else is in the batch.
+/// first of equal ones, for a temperature of 0. The device draws, as ssm.sample
+/// says: a token depends on the logits, the seed, the number of its sequence in
+/// the batch and that of the token, and on nothing else that is in the batch.
+/// Equal logits give equal tokens on every device.
 struct SamplingOptions {
   double temperature = 0;
   int64_t topK = 0;
   double topP = 1;
   uint64_t seed = 0;
+
+  /// InvalidArgument, with the name of the field, for a temperature or top_k
+  /// below 0, a top_p that is not above 0 and up to 1, and what is not finite.
+  Status check() const;
 };
 
 struct GenerateOptions {
@@ -135,7 +141,7 @@ public:
 
   const ModelInfo &info() const;
   Context &context() const;
-  /// The program: @prefill, @prefill_packed and @decode (see
+  /// The program: @prefill, @decode and @sample (see
   /// corey/Import/BuildModel.h), for chunks, policies and explanations.
   Executable &executable() const;
 
@@ -182,12 +188,6 @@ private:
   struct Impl;
   std::unique_ptr<Impl> impl;
 };
-
-/// Chooses a token from `size` logits, as step number `step` of sequence number
-/// `sequence`.
-int32_t sampleToken(const float *logits, int64_t size,
-                    const SamplingOptions &options, int64_t sequence,
-                    int64_t step);
 
 } // namespace corey
 

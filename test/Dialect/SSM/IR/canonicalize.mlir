@@ -461,6 +461,38 @@ func.func @fused_tight(%x: tensor<8xf32>, %v: tensor<8xf32>) -> (tensor<8xf32>, 
 // -----
 
 //===----------------------------------------------------------------------===//
+// ssm.sample: at a temperature of 0, with no use of the next random numbers
+//===----------------------------------------------------------------------===//
+
+// CHECK-LABEL: func.func @sample_at_zero(
+// CHECK-SAME: %[[X:[a-z0-9]+]]: tensor<2x8xf32>
+// CHECK-NEXT: %[[Y:.+]] = ssm.argmax %[[X]] : tensor<2x8xf32> -> tensor<2xi32>
+// CHECK-NEXT: return %[[Y]]
+func.func @sample_at_zero(%x: tensor<2x8xf32>, %k: tensor<2xi32>, %p: tensor<2xf32>, %r: tensor<2x3xi64>) -> tensor<2xi32> {
+  %t = arith.constant dense<[0.0, -1.0]> : tensor<2xf32>
+  %y:2 = ssm.sample %x, %t, %k, %p, %r : tensor<2x8xf32>, tensor<2xf32>, tensor<2xi32>, tensor<2xf32>, tensor<2x3xi64> -> tensor<2xi32>, tensor<2x3xi64>
+  return %y#0 : tensor<2xi32>
+}
+
+// CHECK-LABEL: func.func @sample_of_which_one_is_drawn(
+// CHECK: ssm.sample
+func.func @sample_of_which_one_is_drawn(%x: tensor<2x8xf32>, %k: tensor<2xi32>, %p: tensor<2xf32>, %r: tensor<2x3xi64>) -> tensor<2xi32> {
+  %t = arith.constant dense<[0.0, 0.5]> : tensor<2xf32>
+  %y:2 = ssm.sample %x, %t, %k, %p, %r : tensor<2x8xf32>, tensor<2xf32>, tensor<2xi32>, tensor<2xf32>, tensor<2x3xi64> -> tensor<2xi32>, tensor<2x3xi64>
+  return %y#0 : tensor<2xi32>
+}
+
+// CHECK-LABEL: func.func @sample_that_goes_on(
+// CHECK: ssm.sample
+func.func @sample_that_goes_on(%x: tensor<2x8xf32>, %k: tensor<2xi32>, %p: tensor<2xf32>, %r: tensor<2x3xi64>) -> tensor<2x3xi64> {
+  %t = arith.constant dense<0.0> : tensor<2xf32>
+  %y:2 = ssm.sample %x, %t, %k, %p, %r : tensor<2x8xf32>, tensor<2xf32>, tensor<2xi32>, tensor<2xf32>, tensor<2x3xi64> -> tensor<2xi32>, tensor<2x3xi64>
+  return %y#1 : tensor<2x3xi64>
+}
+
+// -----
+
+//===----------------------------------------------------------------------===//
 // Effects
 //===----------------------------------------------------------------------===//
 

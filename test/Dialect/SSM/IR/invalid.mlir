@@ -114,6 +114,46 @@ func.func @dynamic_last_axis(%x: tensor<?x?xf32>) {
 
 // -----
 
+func.func @dynamic_draws(%x: tensor<?x?xf32>, %t: tensor<?xf32>, %k: tensor<?xi32>, %r: tensor<?x3xi64>) {
+  // expected-error @below {{'ssm.sample' op expected dimension 1 (V) of operand 'logits' to be static, got 'tensor<?x?xf32>'}}
+  %y:2 = ssm.sample %x, %t, %k, %t, %r : tensor<?x?xf32>, tensor<?xf32>, tensor<?xi32>, tensor<?xf32>, tensor<?x3xi64> -> tensor<?xi32>, tensor<?x3xi64>
+  return
+}
+
+// -----
+
+func.func @other_rows(%x: tensor<4x8xf32>, %t: tensor<4xf32>, %k: tensor<5xi32>, %r: tensor<4x3xi64>) {
+  // expected-error @below {{'ssm.sample' op expected dimension 0 of operand 'top_k' to be 4 (from 'logits'), got 5}}
+  %y:2 = ssm.sample %x, %t, %k, %t, %r : tensor<4x8xf32>, tensor<4xf32>, tensor<5xi32>, tensor<4xf32>, tensor<4x3xi64> -> tensor<4xi32>, tensor<4x3xi64>
+  return
+}
+
+// -----
+
+func.func @short_counter(%x: tensor<?x8xf32>, %t: tensor<?xf32>, %k: tensor<?xi32>, %r: tensor<?x2xi64>) {
+  // expected-error @below {{'ssm.sample' op expected dimension 1 of operand 'random' to be 3, got 2}}
+  %y:2 = ssm.sample %x, %t, %k, %t, %r : tensor<?x8xf32>, tensor<?xf32>, tensor<?xi32>, tensor<?xf32>, tensor<?x2xi64> -> tensor<?xi32>, tensor<?x3xi64>
+  return
+}
+
+// -----
+
+func.func @narrow_temperature(%x: tensor<?x8xf32>, %t: tensor<?xf16>, %k: tensor<?xi32>, %p: tensor<?xf32>, %r: tensor<?x3xi64>) {
+  // expected-error @below {{'ssm.sample' op operand #1 must be ranked tensor of 32-bit float values, but got 'tensor<?xf16>'}}
+  %y:2 = ssm.sample %x, %t, %k, %p, %r : tensor<?x8xf32>, tensor<?xf16>, tensor<?xi32>, tensor<?xf32>, tensor<?x3xi64> -> tensor<?xi32>, tensor<?x3xi64>
+  return
+}
+
+// -----
+
+func.func @many_logits(%x: tensor<?x1073741825xf32>, %t: tensor<?xf32>, %k: tensor<?xi32>, %r: tensor<?x3xi64>) {
+  // expected-error @below {{'ssm.sample' op expected at most 1073741824 logits in a row, got 1073741825}}
+  %y:2 = ssm.sample %x, %t, %k, %t, %r : tensor<?x1073741825xf32>, tensor<?xf32>, tensor<?xi32>, tensor<?xf32>, tensor<?x3xi64> -> tensor<?xi32>, tensor<?x3xi64>
+  return
+}
+
+// -----
+
 func.func @dynamic_vocabulary(%x: tensor<?x?xf32>) {
   // expected-error @below {{'ssm.argmax' op expected dimension 1 (V) of operand 'x' to be static, got 'tensor<?x?xf32>'}}
   %y = ssm.argmax %x : tensor<?x?xf32> -> tensor<?xi32>

@@ -449,7 +449,7 @@ func.func @cast_scale(%x: tensor<?x8xf32>, %v: tensor<8xbf16>) {
 }
 
 //===----------------------------------------------------------------------===//
-// ssm.embedding, ssm.argmax
+// ssm.embedding, ssm.argmax, ssm.sample
 //===----------------------------------------------------------------------===//
 
 // CHECK-LABEL: func.func @ends(
@@ -472,6 +472,19 @@ func.func @ends(%ids: tensor<?x?xi32>, %long: tensor<7xi64>, %id: tensor<i32>, %
   %4 = ssm.argmax %x : tensor<?x256xf32> -> tensor<?xi64>
   // CHECK: %[[V5:[a-z0-9_]+]] = ssm.argmax %[[V]] : tensor<256xf16> -> tensor<i32>{{$}}
   %5 = ssm.argmax %v : tensor<256xf16> -> tensor<i32>
+  // CHECK: return{{$}}
+  return
+}
+
+// CHECK-LABEL: func.func @sample(
+// CHECK-SAME: %[[X:[a-z0-9_]+]]: {{[^%]*}}%[[T:[a-z0-9_]+]]: {{[^%]*}}%[[K:[a-z0-9_]+]]: {{[^%]*}}%[[P:[a-z0-9_]+]]: {{[^%]*}}%[[R:[a-z0-9_]+]]:
+func.func @sample(%x: tensor<?x257xf32>, %t: tensor<?xf32>, %k: tensor<?xi32>, %p: tensor<?xf32>, %r: tensor<?x3xi64>,
+    %y: tensor<1xbf16>, %t0: tensor<f32>, %k0: tensor<i32>, %r0: tensor<3xi64>) {
+  // CHECK: %{{.+}}, %{{.+}} = ssm.sample %[[X]], %[[T]], %[[K]], %[[P]], %[[R]] : tensor<?x257xf32>, tensor<?xf32>, tensor<?xi32>, tensor<?xf32>, tensor<?x3xi64> -> tensor<?xi32>, tensor<?x3xi64>{{$}}
+  %0, %1 = ssm.sample %x, %t, %k, %p, %r : tensor<?x257xf32>, tensor<?xf32>, tensor<?xi32>, tensor<?xf32>, tensor<?x3xi64> -> tensor<?xi32>, tensor<?x3xi64>
+  // One row.
+  // CHECK: ssm.sample {{.+}} : tensor<1xbf16>, tensor<f32>, tensor<i32>, tensor<f32>, tensor<3xi64> -> tensor<i64>, tensor<3xi64>{{$}}
+  %2, %3 = ssm.sample %y, %t0, %k0, %t0, %r0 : tensor<1xbf16>, tensor<f32>, tensor<i32>, tensor<f32>, tensor<3xi64> -> tensor<i64>, tensor<3xi64>
   // CHECK: return{{$}}
   return
 }

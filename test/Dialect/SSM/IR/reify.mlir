@@ -304,6 +304,20 @@ func.func @language_model(%ids: tensor<?x?xi32>, %t: tensor<256x8xf32>) -> (tens
   return %y, %next : tensor<?x?x256xf32>, tensor<?x?xi32>
 }
 
+// Every tensor has the rows of the logits.
+// CHECK-LABEL: func.func @draws.shapes(
+// CHECK-SAME: %[[IN:.+]]: memref<?xindex>, %[[OUT:.+]]: memref<?xindex>)
+// CHECK-SAME: attributes {ssm.constraints = [{{.+}}]} {
+// CHECK: %[[I0:.+]] = memref.load %[[IN]][%c0]
+// CHECK: memref.store %[[I0]], %[[OUT]][%c0]
+// CHECK-NEXT: memref.store %[[I0]], %[[OUT]][%c1]
+// CHECK-NEXT: memref.store %c3, %[[OUT]][%c2]
+func.func @draws(%x: tensor<?x8xf32>, %t: tensor<?xf32>, %k: tensor<?xi32>, %p: tensor<?xf32>, %r: tensor<?x3xi64>)
+    -> (tensor<?xi32>, tensor<?x3xi64>) {
+  %y:2 = ssm.sample %x, %t, %k, %p, %r : tensor<?x8xf32>, tensor<?xf32>, tensor<?xi32>, tensor<?xf32>, tensor<?x3xi64> -> tensor<?xi32>, tensor<?x3xi64>
+  return %y#0, %y#1 : tensor<?xi32>, tensor<?x3xi64>
+}
+
 //===----------------------------------------------------------------------===//
 // Elementwise ops and quantization
 //===----------------------------------------------------------------------===//

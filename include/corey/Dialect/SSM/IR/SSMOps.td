@@ -534,6 +534,60 @@ def SSM_ArgmaxOp : SSM_ShapedOp<"argmax", "x:...,V -> ids:...:~i32"> {
   let assemblyFormat = "$x attr-dict `:` type($x) `->` type($ids)";
 }
 
+def SSM_SampleOp : SSM_ShapedOp<"sample",
+    "logits:...,V temperature:... top_k:... top_p:... random:...,3 -> ids:...:~i32 next_random:...,3:random"> {
+  let summary = "draws an index of the last axis with the probabilities that logits give";
+  let description = [{
+    Of every row, with `x` its V logits, each a float, and its own temperature,
+    top_k, top_p and random numbers:
+
+     1. If the temperature is not above 0, or the largest logit is NaN or
+        infinite, the index is that of `ssm.argmax`: the first of the largest,
+        NaN counting as larger than any number.
+     2. If `0 < top_k < V`, the top_k largest logits are kept, of equal ones
+        those with the lower indices; else all are.
+     3. `w[i] = exp((x[i] - max x) / temperature)`, for what is kept.
+     4. If `top_p < 1`, the fewest largest logits are kept whose `w` sum up to
+        at least `top_p`, in whole multiples of 2^-32, times the sum of all that
+        step 3 has, again those with the lower indices of equal ones, and at
+        least one.
+     5. With `u` a random number in [0, 1), the index is the first at which the
+        running sum of `w`, over what is kept, in the order of indices, is above
+        `u` times their sum.
+
+    `random` has, for each row, a seed, the number of the row's sequence and the
+    number of its draws so far, as `next_random` has them after this draw: `u`
+    is made of these three and nothing else, by Philox4x32-10 with the seed as
+    key and (draws, sequence) as counter, the low words first, and is its first
+    two words, the low one first, divided by 2^64. A row depends on nothing of
+    other rows.
+
+    The difference and its product with log2(e) / temperature are f32; `w` is a
+    fixed-point number of 61 - ceil(log2 V) fractional bits, within about 2^-23
+    (1 + |(x[i] - max x) / temperature|) of what it stands for, and everything
+    after that is exact: sums do not depend on their order, and equal logits
+    give equal indices on every target.
+
+    Without a use of `next_random`, a temperature that is a constant 0 makes it
+    an `ssm.argmax`.
+
+    Example:
+
+    ```mlir
+    %ids, %next = ssm.sample %logits, %temperature, %top_k, %top_p, %random : tensor<?x256xf32>, tensor<?xf32>, tensor<?xi32>, tensor<?xf32>, tensor<?x3xi64> -> tensor<?xi32>, tensor<?x3xi64>
+    ```
+  }];
+  let arguments = (ins SSM_FloatTensor:$logits, SSM_F32Tensor:$temperature,
+                       RankedTensorOf<[I32]>:$top_k, SSM_F32Tensor:$top_p,
+                       RankedTensorOf<[I64]>:$random);
+  let results = (outs SSM_IndexTensor:$ids, RankedTensorOf<[I64]>:$next_random);
+  let assemblyFormat = [{
+    $logits `,` $temperature `,` $top_k `,` $top_p `,` $random attr-dict `:`
+    type(operands) `->` type(results)
+  }];
+  let hasCanonicalizer = 1;
+}
+
 //===----------------------------------------------------------------------===//
 // Quantization
 //===----------------------------------------------------------------------===//

@@ -39,6 +39,12 @@ void corey_rt_gemm(int64_t x, int64_t w, int64_t y, int64_t batch, int64_t rows,
                    int64_t xRowStride, int64_t wRowStride, int64_t yBatchStride,
                    int64_t yRowStride, int64_t accumulate);
 
+/// The index that ssm.sample draws from a row of `size` logits, f32 one after
+/// another.
+int64_t corey_rt_sample(int64_t logits, int64_t size, float temperature,
+                        int32_t topK, float topP, int64_t seed,
+                        int64_t sequence, int64_t draws);
+
 /// Gathers statistics of a tensor for `site`. `address` is that of element 0,
 /// `layout` that of `rank` sizes followed by `rank` strides in elements, rank
 /// at most 8. `width` is the element's width in bits: 32 for f32, 16 for f16,
