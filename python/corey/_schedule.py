@@ -71,6 +71,8 @@ class Scheduler:
         self.estimator: Optional[Estimator] = None if wanted is None else Estimator(**wanted)
 
     def decide(self, batch: int, length: int) -> Decision:
+        if batch < 1 or length < 0:
+            raise ValueError(f"expected a batch of at least 1 and a length of at least 0, got {batch} and {length}")
         chunk, predicted, used_data = self._site.decide(batch, length)
         return Decision(chunk, None if predicted != predicted else predicted, used_data, self._site.explain())
 

@@ -186,12 +186,22 @@ static std::optional<DType> fromFormat(const char *format, Py_ssize_t size) {
   return std::nullopt;
 }
 
+static const char *const kNumPyTypes =
+    "float64, float32, float16, bfloat16, int64, int32, int16, int8, uint8 or "
+    "bool";
+
 void Borrowed::fromBuffer(nb::handle object, const char *name, bool writable) {
   int flags = writable ? PyBUF_RECORDS : PyBUF_RECORDS_RO;
   nb::object holder = nb::borrow(object);
   std::optional<DType> dtype;
   if (PyObject_GetBuffer(object.ptr(), &buffer, flags) != 0) {
     buffer.obj = nullptr;
+    PyErr_Clear();
+    if (writable && !nb::cast<bool>(object.attr("flags").attr("writeable")))
+      throw nb::value_error(
+          (std::string(name) +
+           ": expected an array that may be written, got a read-only one")
+              .c_str());
     // Types that numpy has from ml_dtypes are not known to the protocol.
     std::string text = nb::cast<std::string>(nb::str(object.attr("dtype")));
     const char *bits = nullptr;
@@ -202,16 +212,9 @@ void Borrowed::fromBuffer(nb::handle object, const char *name, bool writable) {
       dtype = DType::F8E4M3FN;
       bits = "uint8";
     }
-    if (!bits) {
-      PyErr_Clear();
-      raiseType(std::string(name) +
-                (writable ? ": expected an array that may be written, of"
-                          : ": expected an array of") +
-                " float64, float32, float16, bfloat16, int64, int32, int16, "
-                "int8, uint8 or bool, got " +
+    if (!bits)
+      raiseType(std::string(name) + ": expected " + kNumPyTypes + ", got " +
                 text);
-    }
-    PyErr_Clear();
     holder = object.attr("view")(bits);
     if (PyObject_GetBuffer(holder.ptr(), &buffer, flags) != 0) {
       buffer.obj = nullptr;
@@ -221,11 +224,9 @@ void Borrowed::fromBuffer(nb::handle object, const char *name, bool writable) {
   if (!dtype) {
     dtype = fromFormat(buffer.format, buffer.itemsize);
     if (!dtype)
-      raiseType(std::string(name) +
-                ": expected float64, float32, float16, bfloat16, int64, int32, "
-                "int16, int8, uint8 or bool in the machine's byte order, got "
-                "format '" +
-                buffer.format + "'");
+      raiseType(std::string(name) + ": expected " + kNumPyTypes +
+                " in the machine's byte order, got format '" + buffer.format +
+                "'");
   }
   std::vector<int64_t> shape(buffer.shape, buffer.shape + buffer.ndim);
   std::vector<int64_t> strides(buffer.ndim);

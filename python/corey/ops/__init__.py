@@ -38,6 +38,8 @@ _torch: Any = None
 
 def _dispatcher() -> Any:
     """Calls that only torch's dispatcher can make go through its ops."""
+    if _torch is not None:
+        return _torch
     import importlib
 
     return importlib.import_module("corey.ops.torch")

@@ -107,7 +107,8 @@ def _ssd(p, x, dt, A, B, C, D, z, dt_bias, initial, starts, slots_text, softplus
     attributes = []
     if softplus:
         attributes.append("dt_softplus")
-    if limit != (0.0, math.inf):
+    # A softplus is never negative.
+    if limit is not None and not (softplus and limit[0] <= 0 and limit[1] == math.inf):
         attributes.append(f"dt_limit = array<f64: {_float(limit[0])}, {_float(limit[1])}>")
     attributes.append("chunk = #ssm.chunk<runtime = @scan>")
     result = p.value()
@@ -255,7 +256,7 @@ def _state_update(p, state, x, dt, A, B, C, D, z, dt_bias, indices, softplus):
     slots = _slots(p, state, indices, batch)
     if tied:
         results = _ssd(p, value, step, decay, b, c, skip, gate, bias, before, None, _option("slots", slots), softplus,
-                       (0.0, math.inf), before[1])
+                       None, before[1])
     else:
         extra = _option("initial_state", before) + _option("slots", slots)
         results = _scan(p, value, step, decay, b, c, skip, gate, bias, softplus, before[1], extra)

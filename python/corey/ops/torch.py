@@ -7,8 +7,8 @@ small scale. Gradients of gradients are refused."""
 
 from __future__ import annotations
 
-import math
-from typing import List, Optional, Sequence, Tuple
+import threading
+from typing import Callable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -181,21 +181,54 @@ _REFERENCES = {
 }
 
 
+def _recording(device: torch.device, function: Callable[[], List[Tensor]]) -> List[Tensor]:
+    """What a function returns that records gradients. An op is run where torch's
+    dispatcher has put recording off, for the thread; another thread has it on."""
+    results: list = []
+
+    def run() -> None:
+        try:
+            if device.type == "cuda":
+                with torch.cuda.stream(stream):
+                    results.append(function())
+            else:
+                results.append(function())
+        except BaseException as failure:
+            results.append(failure)
+
+    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+    thread = threading.Thread(target=run, name="corey-backward")
+    thread.start()
+    thread.join()
+    if isinstance(results[0], BaseException):
+        raise results[0]
+    return results[0]
+
+
 @torch.library.custom_op("corey::backward", mutates_args=())
 def _backward(
     op: str, tensors: Sequence[Optional[Tensor]], gradients: Sequence[Optional[Tensor]], options: Sequence[float]
 ) -> List[Tensor]:
     reference, kinds = _REFERENCES[op]
-    inputs = [t if t is None else t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
-    with torch.enable_grad():
+
+    def differentiate() -> List[Tensor]:
+        inputs = [t if t is None else t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
         outputs = reference(*inputs, *(kind(option) for kind, option in zip(kinds, options)))
-        pairs = [(o, g) for o, g in zip(outputs, gradients) if g is not None and o.requires_grad]
+        pairs = [(o, g) for o, g in zip(outputs, gradients) if g is not None]
+        if not all(o.requires_grad for o, _ in pairs):
+            raise RuntimeError(f"corey::{op}: expected results whose gradients are recorded, got one without")
         wanted = [t for t in inputs if t is not None and t.requires_grad]
-        found = torch.autograd.grad([o for o, _ in pairs], wanted, [g.to(o.dtype) for o, g in pairs], allow_unused=True)
-    of = {id(t): g for t, g in zip(wanted, found)}
-    return [
-        torch.zeros_like(t) if of.get(id(t)) is None else of[id(t)].to(t.dtype, copy=True) for t in inputs if t is not None
-    ]
+        found = iter(
+            torch.autograd.grad([o for o, _ in pairs], wanted, [g.to(o.dtype) for o, g in pairs], allow_unused=True)
+        )
+        results = []
+        for t in inputs:
+            if t is not None:
+                gradient = next(found) if t.requires_grad else None
+                results.append(torch.zeros_like(t) if gradient is None else gradient.to(t.dtype).clone())
+        return [r.detach() for r in results]
+
+    return _recording(next(t for t in tensors if t is not None).device, differentiate)
 
 
 @_backward.register_fake
