@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from typing import Any, Iterator, List, Optional, Sequence, Union
 
 from . import _core
@@ -25,8 +26,8 @@ def dtype_name(dtype: Any) -> Optional[str]:
 
 
 def load(
-    folder: Union[str, os.PathLike],
-    device: str = "cpu",
+    folder: Any,
+    device: Optional[str] = None,
     dtype: Any = None,
     policy: Any = "measured",
     *,
@@ -35,16 +36,26 @@ def load(
     fusion: str = "dp",
 ) -> "Model":
     """Loads and compiles the checkpoint in a folder as transformers writes it, of
-    type mamba, mamba2 or falcon_mamba.
+    type mamba, mamba2 or falcon_mamba; or a model of transformers itself, whose
+    weights are copied through a temporary folder.
 
+    device       "cpu", "cuda" or "cuda:<number>"; None is the CPU, and of a model
+                 of transformers where it lies
     dtype        of activations: f32, f16 or bf16; None takes f32 on the CPU and
                  the checkpoint's on a GPU
     state_dtype  of the scans' states
     segment      tokens of a prompt that are read at a time
     policy, fusion  as for corey.compile()
     """
+    if hasattr(folder, "save_pretrained"):
+        with tempfile.TemporaryDirectory(prefix="corey-") as saved:
+            folder.save_pretrained(saved)
+            place = str(folder.device) if device is None else device
+            model = load(saved, place, dtype, policy, state_dtype=state_dtype, segment=segment, fusion=fusion)
+        model._name = type(folder).__name__
+        return model
     core = _core.Model.load(
-        context(device), os.fspath(folder), dtype_name(dtype), dtype_name(state_dtype), segment, str(policy), fusion
+        context(device or "cpu"), os.fspath(folder), dtype_name(dtype), dtype_name(state_dtype), segment, str(policy), fusion
     )
     return Model(core, os.fspath(folder))
 
