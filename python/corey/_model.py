@@ -48,6 +48,13 @@ def load(
     policy, fusion  as for corey.compile()
     """
     if hasattr(folder, "save_pretrained"):
+        for part in folder.modules():
+            # Newer versions of transformers norm each group by itself.
+            if getattr(part, "group_size", 0) and part.weight.numel() != part.group_size:
+                raise NotImplementedError(
+                    f"{type(part).__name__}: expected a norm over all {part.weight.numel()} channels, got one over "
+                    f"groups of {part.group_size}"
+                )
         with tempfile.TemporaryDirectory(prefix="corey-") as saved:
             folder.save_pretrained(saved)
             place = str(folder.device) if device is None else device

@@ -66,8 +66,25 @@ static const NumPy &numpy() {
   return *loaded;
 }
 
+/// The part that is used of what DLPack 1.3 has libraries offer for calls
+/// without objects of Python in between: a struct behind a capsule of their
+/// tensors' type. Functions return 0, or raise.
+struct ExchangeAPI {
+  uint32_t major, minor;
+  const ExchangeAPI *previous;
+  int (*allocate)(DLTensor *, void **, void *,
+                  void (*)(void *, const char *, const char *));
+  int (*managedFromObject)(void *, void **);
+  int (*objectFromManaged)(void *, void **);
+  /// The tensor without an owner; may be null.
+  int (*view)(void *object, DLTensor *tensor);
+  int (*currentStream)(DLDeviceType, int32_t, void **);
+};
+
 struct Torch {
   PyTypeObject *tensor, *parameter;
+  /// Null where this torch has none.
+  const ExchangeAPI *exchange;
   PyObject *toDLPack, *fromDLPack, *empty, *emptyStrided, *isGradEnabled;
   /// Of a device number; null where this torch has none.
   PyObject *rawStream;
@@ -94,6 +111,16 @@ static const Torch *torch() {
   result->tensor = reinterpret_cast<PyTypeObject *>(get(module.attr("Tensor")));
   result->parameter = reinterpret_cast<PyTypeObject *>(
       get(module.attr("nn").attr("Parameter")));
+  result->exchange = nullptr;
+  if (nb::hasattr(module.attr("Tensor"), "__dlpack_c_exchange_api__")) {
+    nb::object capsule =
+        module.attr("Tensor").attr("__dlpack_c_exchange_api__");
+    auto *api = static_cast<const ExchangeAPI *>(
+        PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    PyErr_Clear();
+    if (api && api->major == 1 && api->view)
+      result->exchange = api;
+  }
   nb::module_ dlpack = nb::module_::import_("torch.utils.dlpack");
   result->toDLPack = get(dlpack.attr("to_dlpack"));
   result->fromDLPack = get(dlpack.attr("from_dlpack"));
@@ -259,6 +286,54 @@ static Tensor fromCapsule(nb::object capsule, const char *name) {
   return std::move(*tensor);
 }
 
+static std::optional<DType> fromDLPack(DLDataType type) {
+  if (type.lanes != 1)
+    return std::nullopt;
+  switch (type.code) {
+  case kDLFloat:
+    return type.bits == 32   ? std::optional(DType::F32)
+           : type.bits == 16 ? std::optional(DType::F16)
+           : type.bits == 64 ? std::optional(DType::F64)
+                             : std::nullopt;
+  case kDLBfloat:
+    return type.bits == 16 ? std::optional(DType::BF16) : std::nullopt;
+  case kDLInt:
+    return type.bits == 32   ? std::optional(DType::I32)
+           : type.bits == 64 ? std::optional(DType::I64)
+           : type.bits == 16 ? std::optional(DType::I16)
+           : type.bits == 8  ? std::optional(DType::I8)
+                             : std::nullopt;
+  case kDLUInt:
+    return type.bits == 8 ? std::optional(DType::U8) : std::nullopt;
+  case kDLBool:
+    return type.bits == 8 ? std::optional(DType::Bool) : std::nullopt;
+  case kDLFloat8_e4m3fn:
+    return DType::F8E4M3FN;
+  }
+  return std::nullopt;
+}
+
+/// A tensor as its library describes it. False for what there is no tensor of
+/// here, of which the ways that own it say why.
+static bool fromDescription(const DLTensor &from, Tensor &tensor) {
+  std::optional<DType> dtype = fromDLPack(from.dtype);
+  if (!dtype ||
+      (from.device.device_type != kDLCPU && from.device.device_type != kDLCUDA))
+    return false;
+  std::vector<int64_t> shape(from.shape, from.shape + from.ndim), strides;
+  if (from.strides)
+    strides.assign(from.strides, from.strides + from.ndim);
+  Expected<Tensor> view = Tensor::view(
+      static_cast<char *>(from.data) + from.byte_offset, *dtype,
+      std::move(shape), std::move(strides),
+      from.device.device_type == kDLCPU ? Device::cpu()
+                                        : Device::cuda(from.device.device_id));
+  if (!view)
+    return false;
+  tensor = std::move(*view);
+  return true;
+}
+
 Borrowed::Borrowed(nb::handle object, const char *name, bool writable) {
   if (Py_TYPE(object.ptr()) == numpy().array) {
     library = Library::NumPy;
@@ -267,6 +342,13 @@ Borrowed::Borrowed(nb::handle object, const char *name, bool writable) {
   }
   if (isTorch(object)) {
     library = Library::Torch;
+    if (const ExchangeAPI *api = torch()->exchange) {
+      DLTensor described;
+      if (api->view(object.ptr(), &described) != 0)
+        throw nb::python_error();
+      if (fromDescription(described, tensor))
+        return;
+    }
     nb::object capsule =
         nb::steal(PyObject_CallOneArg(torch()->toDLPack, object.ptr()));
     if (!capsule.is_valid())
@@ -309,18 +391,18 @@ Borrowed::Borrowed(nb::handle object, const char *name, bool writable) {
 }
 
 Tensor keep(nb::handle object, const char *name) {
-  auto borrowed = std::make_shared<Borrowed>(object, name);
-  if (borrowed->library != Library::NumPy)
-    return borrowed->tensor;
-  Tensor source = borrowed->tensor;
+  struct Held {
+    Borrowed borrowed;
+    nb::object object;
+  };
   std::shared_ptr<void> owner(
-      new std::shared_ptr<Borrowed>(std::move(borrowed)), [](void *held) {
+      new Held{Borrowed(object, name), nb::borrow(object)}, [](void *held) {
         nb::gil_scoped_acquire gil;
-        delete static_cast<std::shared_ptr<Borrowed> *>(held);
+        delete static_cast<Held *>(held);
       });
+  const Tensor &source = static_cast<Held *>(owner.get())->borrowed.tensor;
   return take(Tensor::view(source.data(), source.dtype(), source.shape(),
-                           source.strides(), source.device(),
-                           std::move(owner)));
+                           source.strides(), source.device(), owner));
 }
 
 //===----------------------------------------------------------------------===//
