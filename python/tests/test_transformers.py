@@ -124,6 +124,17 @@ def test_training_has_the_same_gradients():
     unpatch(model)
 
 
+def test_compile_fullgraph():
+    torch.manual_seed(5)
+    model = mamba().eval()
+    with torch.no_grad():
+        wanted = model(tokens(), use_cache=False).logits
+        compiled = torch.compile(patch(model), fullgraph=True, backend="aot_eager")
+        assert ref.error(compiled(tokens(), use_cache=False).logits, wanted) < 1e-4
+    assert sum(row["corey"] for row in stats(model)) == 4
+    unpatch(model)
+
+
 def test_what_is_refused_is_loud(monkeypatch):
     def refuse(*arguments, **options):
         raise NotImplementedError("expected an example, got another")

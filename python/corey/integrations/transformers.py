@@ -54,9 +54,8 @@ def _chunk_scan(x, dt, A, B, C, chunk_size, **options):
     return ops.mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, **options)
 
 
-#: What stands for a function of transformers; whose names for the first
-#: arguments, which are given in order, differ; and what it may be given that has
-#: no effect on the result.
+#: What stands for a function of transformers, which names the first arguments, given
+#: in order, otherwise; and what it may be given that has no effect on the result.
 _FUNCTIONS: Dict[str, Callable] = {
     "causal_conv1d_update": _update,
     "causal_conv1d_fn": _conv,
@@ -77,8 +76,9 @@ _MIXERS = {"mamba": "MambaMixer", "falcon_mamba": "FalconMambaMixer", "mamba2": 
 class _Active(threading.local):
     """Of the mixer that runs on this thread, if it is of a patched model."""
 
-    depth = 0
-    counts: Optional[dict] = None
+    def __init__(self) -> None:
+        self.depth = 0
+        self.counts: Optional[dict] = None
 
 
 _active = _Active()
@@ -121,7 +121,6 @@ def _stand_in(name: str, original: Callable) -> Callable:
         }
         unknown = [key for key in given if key not in accepted]
         if unknown and not takes_all:
-            # Named in transformers otherwise: hidden_states and dt are in order.
             count[1] += 1
             _refuse(name, f"expected no {', '.join(unknown)}, got it")
             return original(*arguments, **options)
