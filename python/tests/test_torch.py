@@ -155,8 +155,8 @@ def test_opcheck_of_updates():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients(name):
-    """Against finite differences of the reference's float32, in double where torch
-    is asked: the reference itself is checked against the op's results."""
+    """Against differences of the op itself; and the reference that is differentiated
+    against the op's results."""
     import corey.ops.torch as registered
 
     op, arguments = cases(grad=True)[name]
@@ -263,7 +263,7 @@ def test_programs_take_tensors(device):
     with torch.no_grad():
         assert torch.equal(program(w), -x)
     if device == "cpu":
-        shared = torch.from_dlpack(corey.Tensor.__new__ and program(FromLibrary(x)))
+        shared = torch.from_dlpack(program(FromLibrary(x)))
         assert torch.equal(shared, -x)
 
 
