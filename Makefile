@@ -21,9 +21,11 @@ demo: configure
 	@ninja -C $(BUILD) -j$(JOBS) corey-demo
 	@$(BUILD)/bin/corey-demo docs/examples test/Inputs
 
-# Everything that is tested.
+# Everything that is tested. A library with sanitizers needs an interpreter with
+# them.
 check: build
 	@ninja -C $(BUILD) check-corey
+	@$(if $(filter release,$(PRESET)),./python/check.sh $(BUILD))
 
 # The same under AddressSanitizer and UndefinedBehaviorSanitizer.
 check-asan:

@@ -6,7 +6,7 @@ set -euo pipefail
 packages=(
   clang-22 lld-22 llvm-22-dev llvm-22-tools libmlir-22-dev mlir-22-tools libomp-22-dev
   libopenblas-openmp-dev nlohmann-json3-dev libclang-rt-22-dev libgtest-dev zlib1g-dev libzstd-dev
-  cmake ninja-build python3 git make gcc g++ xz-utils
+  cmake ninja-build python3 python3-dev python3-venv git make gcc g++ xz-utils
 )
 
 missing=()

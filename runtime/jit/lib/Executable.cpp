@@ -38,6 +38,7 @@
 #include "llvm/ExecutionEngine/Orc/MemoryMapper.h"
 #include "llvm/ExecutionEngine/Orc/ObjectLinkingLayer.h"
 #include "llvm/IR/Module.h"
+#include "llvm/Support/DynamicLibrary.h"
 #include "llvm/Support/FileSystem.h"
 #include "llvm/Support/Format.h"
 #include "llvm/Support/FormatVariadic.h"
@@ -46,6 +47,7 @@
 #include "llvm/Target/TargetMachine.h"
 #include "llvm/TargetParser/Host.h"
 #include <chrono>
+#include <dlfcn.h>
 #include <mutex>
 
 using namespace corey;
@@ -741,6 +743,19 @@ runtimeSymbols(llvm::orc::MangleAndInterner mangle) {
   return symbols;
 }
 
+/// What this library is linked with, whose names the process as a whole need
+/// not see: an extension of Python is loaded apart from others. Nothing where
+/// it is part of the executable.
+static void addOwnLibraries(llvm::orc::JITDylib &library, char prefix) {
+  Dl_info info;
+  if (!dladdr(reinterpret_cast<void *>(&getVersion), &info) || !info.dli_fname)
+    return;
+  if (void *self = dlopen(info.dli_fname, RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD))
+    library.addGenerator(
+        std::make_unique<llvm::orc::DynamicLibrarySearchGenerator>(
+            llvm::sys::DynamicLibrary(self), prefix));
+}
+
 /// Address space, not memory, that is set aside at a time for machine code.
 static constexpr size_t kJITReservation = size_t(64) << 20;
 
@@ -824,6 +839,7 @@ Status Executable::Impl::load(ProgramCode code) {
   if (auto error =
           library.define(llvm::orc::absoluteSymbols(runtimeSymbols(mangle))))
     return toStatus(std::move(error));
+  addOwnLibraries(library, jit->getDataLayout().getGlobalPrefix());
   auto process = llvm::orc::DynamicLibrarySearchGenerator::GetForCurrentProcess(
       jit->getDataLayout().getGlobalPrefix());
   if (!process)

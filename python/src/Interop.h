@@ -1,0 +1,113 @@
+//===- Interop.h - Tensors of Python's libraries as corey::Tensor *- C++
+//-*-===//
+//
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+//===----------------------------------------------------------------------===//
+///
+/// \file
+/// Tensors come in as what they are in memory: numpy's through the buffer
+/// protocol, torch's and all others through DLPack. Nothing is copied. What is
+/// returned is made by the library that the inputs are from.
+///
+//===----------------------------------------------------------------------===//
+
+#ifndef COREY_PYTHON_INTEROP_H
+#define COREY_PYTHON_INTEROP_H
+
+#include "corey/Executable.h"
+#include "corey/Tensor.h"
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <vector>
+
+namespace corey::python {
+
+namespace nb = nanobind;
+
+/// Raises what a failure stands for: ValueError, MemoryError, OSError,
+/// NotImplementedError (which is a RuntimeError), CompileError (which is a
+/// ValueError) or RuntimeError.
+[[noreturn]] void raise(const Status &status);
+inline void check(const Status &status) {
+  if (!status)
+    raise(status);
+}
+template <class T> T take(Expected<T> value) {
+  if (!value)
+    raise(value.status());
+  return std::move(*value);
+}
+
+/// The library that a tensor is of.
+enum class Library : uint8_t { NumPy, Torch, CuPy, Corey, Other };
+
+/// A tensor of another library, for the duration of a call.
+class Borrowed {
+public:
+  Borrowed() = default;
+  Borrowed(Borrowed &&other) noexcept
+      : tensor(std::move(other.tensor)), library(other.library),
+        buffer(other.buffer) {
+    other.buffer.obj = nullptr;
+  }
+  Borrowed &operator=(Borrowed &&) = delete;
+  ~Borrowed() {
+    if (buffer.obj)
+      PyBuffer_Release(&buffer);
+  }
+
+  /// `name` stands for the argument in messages; `writable` asks for memory
+  /// that may be written.
+  Borrowed(nb::handle object, const char *name, bool writable = false);
+
+  Tensor tensor;
+  Library library = Library::Other;
+
+private:
+  void fromBuffer(nb::handle object, const char *name, bool writable);
+  Py_buffer buffer = {};
+};
+
+/// A tensor that keeps the memory of `object` for as long as it lives.
+Tensor keep(nb::handle object, const char *name);
+
+/// What a tensor of torch can be used for directly.
+enum class TorchUse {
+  /// Not a tensor of torch, or one of no consequence.
+  Direct,
+  /// Its gradient is recorded.
+  Gradient,
+  /// It stands for another (fake, functional, subclass): only torch's
+  /// dispatcher knows what to do.
+  Dispatch
+};
+TorchUse torchUse(nb::handle object);
+
+/// A new tensor; empty `strides` stand for row-major. `like` is one of the same
+/// library.
+nb::object makeTensor(Library library, DType dtype,
+                      const std::vector<int64_t> &shape,
+                      const std::vector<int64_t> &strides, Device device);
+/// The tensor as one of `library`, sharing its memory; `like` is one of it.
+nb::object share(const Tensor &tensor, Library library, nb::handle like);
+
+/// The stream of a library that calls are put on: torch's and CuPy's current
+/// one; null, with which run() waits, for others.
+void *currentStream(Library library, Device device);
+/// A stream as a user gives it: a number, or an object of torch or CuPy.
+void *streamFrom(nb::handle object);
+
+std::string listToString(const std::vector<int64_t> &list);
+nb::tuple toTuple(const std::vector<int64_t> &list);
+
+void bindTensor(nb::module_ &module);
+void bindExecutable(nb::module_ &module);
+void bindLauncher(nb::module_ &module);
+void bindModel(nb::module_ &module);
+void bindScheduler(nb::module_ &module);
+
+} // namespace corey::python
+
+#endif // COREY_PYTHON_INTEROP_H
