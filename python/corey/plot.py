@@ -146,8 +146,6 @@ def _figure(columns: int = 1, rows: int = 1, width: float = 7.5, height: float =
         "grid.color": "#8a8f98",
         "grid.alpha": 0.25,
         "grid.linewidth": 0.6,
-        "legend.frameon": False,
-        "legend.fontsize": 8,
         "figure.facecolor": "none",
         "axes.facecolor": "none",
         "axes.prop_cycle": matplotlib.cycler(color=COLOURS),
@@ -180,7 +178,9 @@ def _log_axis(axis: Any, which: str, values: Sequence[float], powers_of_two: boo
 def _below(figure: Any, axis: Any, columns: int = 4) -> None:
     handles, labels = axis.get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)))
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), frameon=False, fontsize=8, labelcolor=INK
+        )
 
 
 def _title(data: Mapping[str, Any], text: str) -> str:
