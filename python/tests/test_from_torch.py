@@ -1,6 +1,9 @@
 """Modules in plain torch, as programs: against the modules in float64."""
 
 import copy
+import os
+import re
+import runpy
 
 import pytest
 
@@ -256,6 +259,21 @@ def test_arguments_are_checked():
         program(torch.randn(2, 3, 4, dtype=torch.float64))
     with pytest.raises(ValueError, match="expected 3 axes, got 2"):
         program(torch.randn(2, 3))
+
+
+def test_tutorial(tmp_path, capsys):
+    """The page as it stands."""
+    page = os.path.join(os.path.dirname(__file__), "..", "..", "docs", "FromTorch.md")
+    with open(page) as file:
+        blocks = re.findall(r"```python\n(.*?)```", file.read(), re.S)
+    assert len(blocks) == 7
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(blocks))
+    torch._dynamo.reset()
+    runpy.run_path(str(script))
+    said = capsys.readouterr().out
+    assert "1 selective_scan" in said and "ssm.selective_scan" in said
+    assert "fft_rfft" in said and "page.py" in said
 
 
 # ===-- torch.compile ------------------------------------------------------=== #

@@ -8,6 +8,7 @@ import pytest
 
 matplotlib = pytest.importorskip("matplotlib")
 
+import corey  # noqa: E402
 from corey import plot, report  # noqa: E402
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
@@ -82,15 +83,17 @@ def test_roofline_is_flops_over_time():
 
 def test_fusion_map_has_every_op():
     program = os.path.join(ROOT, "docs", "examples", "mamba_block_ops.mlir")
-    axis = plot.fusion_map(program).axes[0]
-    with open(program) as file:
-        text = file.read()
-    ops = len(re.findall(r"= ssm\.(?!get_weight)\w+", text))
-    assert axis.get_title().startswith(f"{ops} ops in ")
-    kernels = int(axis.get_title().split(" in ")[1].split()[0])
-    assert kernels < ops
-    unfused = plot.fusion_map(program, strategy="none").axes[0]
-    assert unfused.get_title() == f"{ops} ops in {ops} kernels"
+    found = {}
+    for strategy in ("none", "dp"):
+        text = corey.emit(program, "fused", fusion=strategy)
+        ops = len(re.findall(r"= ssm\.(?!get_weight|bind_chunk|fused)\w+", text))
+        regions = re.findall(r"= ssm\.fused.*?\n    }", text, re.S)
+        inside = sum(len(re.findall(r"= ssm\.(?!fused)\w+", region)) for region in regions)
+        kernels = ops - inside + len(regions)
+        found[strategy] = kernels
+        title = plot.fusion_map(program, strategy=strategy).axes[0].get_title()
+        assert title.startswith(f"{ops} ops in {kernels} kernels"), title
+    assert found["dp"] < found["none"]
     with pytest.raises(ValueError, match="program: expected one of the ssm dialect"):
         plot.fusion_map("func.func @main() {\n return\n}")
 
