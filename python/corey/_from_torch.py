@@ -226,15 +226,18 @@ class Builder:
             self._depends[x.number] = found
         return found
 
-    def factors(self, x: Value) -> Tuple[float, List[Value]]:
-        """A product's constant and factors."""
+    def factors(self, x: Value, norms: bool = False) -> Tuple[float, List[Value]]:
+        """A product's constant and factors; what is divided by its norm is one factor,
+        unless norms are asked for."""
         if x.kind == "constant":
             return x.data, []
         if x.kind == "elementwise" and x.data[0] == "mul":
-            (a, left), (b, right) = (self.factors(c) for c in x.children)
+            if not norms and any(c.kind == "elementwise" and c.data[0] == "rsqrt" for c in x.children):
+                return 1.0, [x]
+            (a, left), (b, right) = (self.factors(c, norms) for c in x.children)
             return a * b, left + right
         if x.kind == "elementwise" and x.data[0] == "scale":
-            a, rest = self.factors(x.children[0])
+            a, rest = self.factors(x.children[0], norms)
             return a * x.data[1], rest
         if x.kind == "elementwise" and x.data == ("cast", "f32"):
             a, rest = self.factors(x.children[0])
@@ -486,7 +489,12 @@ class Reader:
             raise refuse(node, "expected an op that COREY has, got another")
         args = [resolved(a) for a in node.args]
         kwargs = {k: resolved(v) for k, v in node.kwargs.items()}
-        return handler(self, node, *args, **kwargs)
+        if any(isinstance(a, _Scattered) for a in args) and handler not in _WRITES:
+            raise refuse(node, "expected a tensor whose tokens are all written, got one with some left")
+        try:
+            return handler(self, node, *args, **kwargs)
+        except (AttributeError, TypeError, IndexError, KeyError) as failure:
+            raise refuse(node, f"expected tensors and numbers as COREY knows them, got other arguments ({failure})") from failure
 
     # What handlers use.
 
@@ -749,6 +757,8 @@ def _slice(r, n, x, axis=0, start=None, end=None, step=1):
     axis = r.axis(axis, x.rank)
     size = r.shape_of(n)[axis]
     start = 0 if start is None else start
+    if step != 1 and "associative_scan(" in _where(n):
+        raise refuse(n, "expected associative_scan with combine_mode='pointwise', got a generic one, which torch takes apart")
     if step != 1 or not isinstance(start, int):
         raise refuse(n, f"expected every element from a number on, got [{start}:{end}:{step}]")
     if start < 0:
@@ -913,6 +923,10 @@ def _slice_scatter(r, n, x, source, axis=0, start=None, end=None, step=1):
     if source.shape != x.shape or (start or 0) != 0 or step != 1:
         raise refuse(n, "expected the whole of an axis to be written, got a part of it")
     return source
+
+
+#: What may be done to a tensor before all of its tokens are written.
+_WRITES = (_select, _slice, _select_scatter, _slice_scatter, _copy, _same)
 
 
 # -- Sums --
@@ -1448,7 +1462,7 @@ class Writer:
         """x rsqrt(mean(x x) + eps) w, over the last axis."""
         if not axes:
             return None
-        constant, factors = self.b.factors(x)
+        constant, factors = self.b.factors(x, norms=True)
         last = axes[-1]
         for root in factors:
             if root.kind != "elementwise" or root.data[0] != "rsqrt" or last in self.b.depends(root):
@@ -1831,7 +1845,8 @@ class Writer:
                 name: None if base.fields[name] is None else self.full(base.fields[name])
                 for name in ("u", "delta", "A", "B", "C", "D", "z", "bias", "initial")
             }
-            self.static(base.shape[2], values["A"].shape[1])
+            for name in ("u", "delta", "A", "B", "C"):
+                self.static(*values[name].shape[(2 if name != "A" else 0) :])
             self._bases[key] = self._emit_scan(values, base.softplus)
         return self._bases[key]
 
@@ -1923,6 +1938,8 @@ class Translation:
                     self.outputs.append((numbers[output.number], [order.index(a) for a in range(output.rank)]))
                 elif output is None:
                     self.outputs.append(None)
+                elif isinstance(output, _Scattered):
+                    raise UnsupportedError("from_torch: expected a result whose tokens are all written, got one with some left")
                 else:
                     raise UnsupportedError(f"from_torch: expected tensors as results, got {type(output).__name__}")
             if not results:
@@ -1965,7 +1982,7 @@ class TorchProgram:
         self.source, self.counts = translation.text, translation.counts
         self._inputs, self._weights = list(inputs), list(weights)
         self._in_spec, self._out_spec = specs
-        self._checked = [(b.name, b.shape, b.torch_dtype) if isinstance(b, Base) else None for b in self._inputs]
+        self._checked = [(b.name, b.shape, b.torch_dtype) if isinstance(b, Base) else b for b in self._inputs]
         self.bind_weights()
 
     def bind_weights(self) -> "TorchProgram":
@@ -1980,7 +1997,9 @@ class TorchProgram:
 
         sizes: Dict[Any, Tuple[int, str]] = {}
         for expected, tensor in zip(self._checked, given):
-            if expected is None:
+            if isinstance(expected, _Input):
+                if type(tensor) is not type(expected.value) or tensor != expected.value:
+                    raise ValueError(f"expected {expected.value!r}, as in the example, got {tensor!r}")
                 continue
             name, shape, dtype = expected
             if not isinstance(tensor, torch.Tensor):
@@ -2049,8 +2068,8 @@ def compile_graph(graph_module: Any, placeholders: Sequence[Tuple[str, Any]], we
     for node, (kind, what) in zip([n for n in graph_module.graph.nodes if n.op == "placeholder"], placeholders):
         if kind == "constant":
             bases.append(what)
-            if what is not None and isinstance(what, _Input):
-                inputs.append(None)
+            if isinstance(what, _Input):
+                inputs.append(what)
                 bases[-1] = what.value
         elif kind == "weight":
             base = _tensor_base("weight", what, node.name, weights[what])

@@ -66,7 +66,7 @@ class _Part:
 
     def __call__(self, *args: Any) -> Any:
         # What was computed of a parameter is computed again when that has changed.
-        versions = tuple((args[i].data_ptr(), args[i]._version) for i in self.weights)
+        versions = tuple((args[i].data_ptr(), 0 if args[i].is_inference() else args[i]._version) for i in self.weights)
         if versions != self.versions:
             self.program._weights = [args[i] for i in self.weights]
             self.program.bind_weights()

@@ -181,6 +181,43 @@ def test_heads():
     check(program, Heads(), given)
 
 
+def test_block_of_heads():
+    class Block(nn.Module):
+        """Mamba-2's, with channels as heads and a gated norm, of any length."""
+
+        def __init__(self, width=8, heads=3, channels=4, states=5):
+            super().__init__()
+            torch.manual_seed(4)
+            self.sizes = [heads * channels, heads * channels + 2 * states, heads]
+            self.inner = nn.Linear(width, sum(self.sizes), bias=False)
+            self.conv = nn.Conv1d(self.sizes[1], self.sizes[1], 4, groups=self.sizes[1], padding=3)
+            self.A_log, self.dt_bias = nn.Parameter(torch.randn(heads)), nn.Parameter(torch.randn(heads))
+            self.D, self.norm = nn.Parameter(torch.randn(heads)), nn.RMSNorm(heads * channels, eps=1e-5)
+            self.out = nn.Linear(heads * channels, width, bias=False)
+            self.heads, self.channels, self.states = heads, channels, states
+
+        def forward(self, x):
+            batch, length, _ = x.shape
+            z, xBC, dt = self.inner(x).split(self.sizes, -1)
+            xBC = F.silu(self.conv(xBC.transpose(1, 2))[..., :length].transpose(1, 2))
+            u, B, C = xBC.split([self.sizes[0], self.states, self.states], -1)
+            u = u.view(batch, length, self.heads, self.channels)
+            dt = F.softplus(dt + self.dt_bias)
+            decay = torch.exp(dt * -torch.exp(self.A_log))[..., None, None]
+            value = torch.einsum("blh,blhp,bln->blhpn", dt, u, B)
+            _, h = associative_scan(
+                lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), (decay.expand_as(value), value), 1, combine_mode="pointwise"
+            )
+            y = torch.einsum("blhpn,bln->blhp", h, C) + self.D[:, None] * u
+            return self.out(self.norm(y.reshape(batch, length, -1) * F.silu(z)))
+
+    module = Block()
+    program = corey.from_torch(module, torch.randn(2, 9, 8))
+    assert program.counts["ssd"] == 1 and program.counts["rms_norm"] == 1
+    for shape in [(2, 9), (1, 1), (3, 40)]:
+        check(program, module, (torch.randn(*shape, 8),))
+
+
 def test_block():
     module = Mixer()
     program = corey.from_torch(module, torch.randn(2, 9, 8))
@@ -194,6 +231,109 @@ def test_block():
         module.A_log.add_(0.5)
     program.bind_weights()
     check(program, module, (given,))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision(dtype):
+    module = Mixer().to(dtype)
+    given = (torch.randn(2, 12, 8, dtype=dtype),)
+    # Of rounding every result of the module to the type.
+    check(corey.from_torch(module, given), module, given, 3e-2 if dtype is torch.bfloat16 else 4e-3)
+
+
+def test_channels_first_and_a_given_state():
+    class First(Parameters):
+        def forward(self, u, delta, B, C, h):
+            A, ys = -torch.exp(self.A_log), []
+            dA = torch.exp(torch.einsum("bdl,dn->bdln", delta, A))
+            dBu = torch.einsum("bdl,bdl,bnl->bdln", delta, u, B)
+            for i in range(u.shape[2]):
+                h = dA[:, :, i] * h + dBu[:, :, i]
+                ys.append(torch.einsum("bdn,bn->bd", h, C[:, :, i]))
+            return torch.stack(ys, 2) * F.silu(u), h
+
+    given = tuple(t.abs().transpose(1, 2) for t in inputs(2, 6)) + (torch.randn(2, 6, 4),)
+    program = corey.from_torch(First(), given)
+    check(program, First(), given)
+    check(program, First(), tuple(t.contiguous() for t in given))
+
+
+def test_other_discretizations_of_the_loop():
+    class Other(Parameters):
+        def forward(self, u, delta, B, C):
+            # A constant in dt, B per channel, the skip inside the loop.
+            A, dt = -torch.exp(self.A_log), 0.5 * torch.sigmoid(delta)
+            B = B[:, :, None, :] * (1 + self.D[:, None])
+            h, ys = torch.zeros(u.shape[0], *A.shape, dtype=u.dtype), []
+            for i in range(u.shape[1]):
+                h = B[:, i] * (u[:, i] * dt[:, i])[..., None] + h * torch.exp(A * dt[:, i][..., None])
+                ys.append((C[:, i, None] * h).sum(-1) + self.D * u[:, i])
+            return torch.stack(ys, dim=1)
+
+    given = inputs(2, 5)
+    check(corey.from_torch(Other(), given), Other(), given)
+
+
+def test_ops_of_corey():
+    from corey import ops
+
+    class Ops(Parameters):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv1d(6, 6, 4, groups=6)
+
+        def forward(self, u, delta, B, C):
+            u, delta, B, C = (t.transpose(1, 2) for t in (u, delta, B, C))
+            u = ops.causal_conv1d_fn(u, self.conv.weight.squeeze(1), self.conv.bias, activation="silu")
+            y = ops.selective_scan_fn(u, delta, -torch.exp(self.A_log), B, C, self.D, delta_softplus=True)
+            return y.transpose(1, 2)
+
+    class Plain(Ops):
+        def forward(self, u, delta, B, C):
+            u = F.silu(self.conv(F.pad(u.transpose(1, 2), (3, 0)))).transpose(1, 2)
+            return Loop.forward(self, u, delta, B, C)
+
+    module, plain, given = Ops(), Plain(), inputs(2, 7)
+    plain.load_state_dict(module.state_dict())
+    for one in (module, plain):
+        program = corey.from_torch(one, given)
+        assert program.counts["causal_conv"] == 1 and program.counts["selective_scan"] == 1
+        check(program, plain, given)
+
+
+@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba"])
+def test_mixers_of_transformers(kind):
+    """In plain torch, as they are without mamba_ssm: a loop over tokens."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(
+        kind, hidden_size=8, state_size=4, num_hidden_layers=1, vocab_size=16, conv_kernel=4, expand=2, time_step_rank=2, intermediate_size=16
+    )  # fmt: skip
+    torch.manual_seed(0)
+    mixer = transformers.AutoModelForCausalLM.from_config(config).backbone.layers[0].mixer.eval()
+    plain = getattr(mixer, "slow_forward", mixer.forward)
+
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mixer = mixer
+
+        def forward(self, x):
+            return plain(x)
+
+    given = torch.randn(2, 6, 8)
+    program = corey.from_torch(Plain(), given)
+    assert program.counts["selective_scan"] == 1 and program.counts["causal_conv"] == 1
+    with torch.no_grad():
+        torch.testing.assert_close(program(given), Plain()(given), rtol=1e-4, atol=1e-5)
+
+
+def test_generic_associative_scan_is_refused():
+    class Generic(Parameters):
+        def forward(self, x):
+            return associative_scan(lambda a, b: a + b, x, 1, combine_mode="generic")
+
+    with pytest.raises(corey.UnsupportedError, match="expected associative_scan with combine_mode='pointwise'"):
+        corey.from_torch(Generic(), torch.randn(2, 5, 4))
 
 
 def test_gradients_are_refused():
@@ -249,6 +389,29 @@ def test_all_else_is_refused_by_name(function, error):
         function, error = (lambda x: torch.cumsum(x, 1)), r"aten\.cumsum.*test_from_torch\.py:\d+"
     with pytest.raises(corey.UnsupportedError, match=error):
         corey.from_torch(Apply(function), torch.randn(2, 5, 4))
+
+
+def half_written(x):
+    y = torch.zeros_like(x)
+    y[:, 0] = x[:, 1]
+    return y + x
+
+
+def test_a_half_written_buffer_is_refused():
+    with pytest.raises(corey.UnsupportedError, match=r"aten\.add.*expected a tensor whose tokens are all written"):
+        corey.from_torch(Apply(half_written), torch.randn(2, 3, 4))
+
+
+def test_numbers_are_those_of_the_example():
+    class Scaled(nn.Module):
+        def forward(self, x, factor):
+            return F.silu(x) * factor
+
+    program = corey.from_torch(Scaled(), (torch.randn(2, 3, 4), 0.5))
+    x = torch.randn(5, 3, 4)
+    torch.testing.assert_close(program(x, 0.5), F.silu(x) * 0.5)
+    with pytest.raises(ValueError, match="expected 0.5, as in the example, got 0.25"):
+        program(x, 0.25)
 
 
 def test_arguments_are_checked():
