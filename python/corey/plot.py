@@ -590,8 +590,10 @@ def fusion(data: Data):
         groups.setdefault(key, {})[(result["strategy"], bool(result.get("profile")))] = result
     figure, axes = _figure(columns=2, width=9, height=1.4 + 0.42 * len(groups) + 0.7, sharey=True)
     strategies = list(dict.fromkeys(key for group in groups.values() for key in group))
+    plain = list(dict.fromkeys(strategy for strategy, _ in strategies))
     names = [f"{what}, {dtype}" for what, dtype in groups]
     height = 0.8 / len(strategies)
+    numbered = height > 0.1
     for column, (field, label) in enumerate((("bytes_moved", "bytes moved, MB"), ("median_ms", "time, ms"))):
         axis = axes[0, column]
         for index, key in enumerate(strategies):
@@ -602,17 +604,17 @@ def fusion(data: Data):
                 value = group[key][field] * (1e-6 if field == "bytes_moved" else 1)
                 place = row + (index - (len(strategies) - 1) / 2) * height
                 axis.barh(
-                    place, value, height * 0.92, color=COLOURS[index % len(COLOURS)],
+                    place, value, height * 0.92, color=COLOURS[plain.index(key[0]) % len(COLOURS)], alpha=0.5 if key[1] else 1.0,
                     label=strategy if row == 0 else None,
                 )  # fmt: skip
-                if field == "bytes_moved" and height > 0.1:
+                if field == "bytes_moved" and numbered:
                     axis.annotate(
                         f"{group[key]['kernels']}", (value, place), (2, 0), textcoords="offset points", va="center", fontsize=6.5,
                         color=INK,
                     )  # fmt: skip
         axis.set_yticks(range(len(names)), names)
         axis.grid(visible=False, axis="y")
-        axis.set_xlabel(label + (" (at the bars: kernels)" if field == "bytes_moved" else ""))
+        axis.set_xlabel(label + (" (at the bars: kernels)" if field == "bytes_moved" and numbered else ""))
     axes[0, 0].invert_yaxis()
     figure.suptitle(_title(found, "Fusion of whole blocks"), fontsize=10, color=INK)
     _below(figure, axes[0, 0], 3 if any(key[1] for key in strategies) else 5)
@@ -640,7 +642,8 @@ def roofline(
     copies: bool = True,
 ):
     """Arithmetic per second against arithmetic per byte, of the least bytes and
-    arithmetic that the work takes.
+    arithmetic that the work takes; of several kernels for a size the one that COREY
+    chooses, or else the fastest.
 
     data      results of scan, ssd, step, conv, hadamard, norm, projection or sol, of
               one device
@@ -657,7 +660,7 @@ def roofline(
     for one in data:
         found = _of(one, "kernels", "sol")
         devices.add(found.get("gpu") or found.get("cpu"))
-        for result in _results(found):
+        for result in _best(_results(found)):
             if not result.get("flops") or not result.get("bytes"):
                 continue
             time = microseconds(result) * 1e-6
@@ -715,19 +718,24 @@ def roofline(
     return figure
 
 
+def _best(results: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
+    """One result of each size: as COREY chooses, or else the fastest."""
+    best: dict = {}
+    for result in results:
+        key = (result.get("benchmark"), tuple(result.get("shape", ())), result.get("dtype"), result.get("threads"), result.get("case"))
+        before = best.get(key)
+        chosen = result.get("variant") == "rule"
+        if before is None or chosen or before.get("variant") != "rule" and microseconds(result) < microseconds(before):
+            best[key] = result
+    return list(best.values())
+
+
 def kernels(data: Data, most: int = 24):
     """Times of single kernels, and of a copy by the driver of as many bytes."""
     found = _of(data, "kernels")
     results = _results(found)
-    best: dict = {}
-    for result in results:
-        key = (
-            result["benchmark"], tuple(result["shape"]), result.get("dtype"), result.get("threads"), result.get("rows")
-        )  # fmt: skip
-        if result.get("variant") == "rule" or key not in best or microseconds(result) < microseconds(best[key]):
-            if best.get(key, {}).get("variant") != "rule":
-                best[key] = result
-    shown = list(best.values())[:most]
+    best = _best(results)
+    shown = best[:most]
     left = len(best) - len(shown)
     figure, axes = _figure(height=1.3 + 0.3 * len(shown))
     axis = axes[0, 0]
