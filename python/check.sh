@@ -11,8 +11,8 @@ venv=$build/python-venv
 wheels=$build/python-wheels
 
 [ -x "$venv/bin/pip" ] || python3 -m venv "$venv"
-"$venv/bin/python" -c 'import nanobind, numpy, pytest, scikit_build_core' 2>/dev/null ||
-  "$venv/bin/pip" install -q --disable-pip-version-check nanobind numpy pytest scikit-build-core
+"$venv/bin/python" -c 'import matplotlib, nanobind, numpy, pytest, scikit_build_core' 2>/dev/null ||
+  "$venv/bin/pip" install -q --disable-pip-version-check matplotlib nanobind numpy pytest scikit-build-core
 
 rm -rf "$wheels"
 COREY_BUILD_DIR=$build PATH=$venv/bin:$PATH "$venv/bin/pip" wheel -q --disable-pip-version-check \

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from ._compile import Executable, compile, emit, set_num_threads
 from ._core import CompileError, StateCache, Tensor
+from ._from_torch import TorchProgram, UnsupportedError, from_torch
 from ._model import Model, load
 from ._schedule import Decision, Estimator, Policy, Scheduler, chunk_of_rule
 from ._table import Table
@@ -31,9 +32,12 @@ __all__ = [
     "StateCache",
     "Table",
     "Tensor",
+    "TorchProgram",
+    "UnsupportedError",
     "chunk_of_rule",
     "compile",
     "emit",
+    "from_torch",
     "load",
     "set_num_threads",
 ]
