@@ -100,6 +100,21 @@ static Tensor viewOf(const Tensor &base, const Operand &operand) {
                            base.device()));
 }
 
+/// Whether kernels cannot read a tensor where it lies, and copies of the
+/// driver, which libcorey makes of it then, move one element at a time:
+/// milliseconds.
+static bool isTransposed(const Operand &operand) {
+  return !operand.shape.empty() && operand.shape.back() > 1 &&
+         operand.strides.back() != 1;
+}
+
+/// The part of a tensor of torch that an operand is, as a tensor of torch.
+static nb::object partOf(nb::handle base, const Operand &operand) {
+  return base.attr("as_strided")(
+      toTuple(operand.shape), toTuple(operand.strides),
+      nb::cast<int64_t>(base.attr("storage_offset")()) + operand.offset);
+}
+
 nb::object Launcher::call(nb::args arguments, bool direct) {
   size_t count = arguments.size();
   if (count != names.size())
@@ -161,11 +176,27 @@ nb::object Launcher::call(nb::args arguments, bool direct) {
   std::vector<Tensor> inputs, outputs;
   inputs.reserve(plan->inputs.size());
   outputs.reserve(plan->outputs.size());
-  for (const Operand &operand : plan->inputs)
-    inputs.push_back(operand.argument < 0
-                         ? operand.constant
-                         : viewOf(borrowed[operand.argument]->tensor, operand));
-  std::vector<nb::object> made(plan->outputs.size());
+  // On a device torch has kernels that transpose.
+  bool transposes =
+      device.kind == Device::CUDA && first->library == Library::Torch;
+  std::vector<nb::object> copies;
+  std::vector<Borrowed> ofCopies;
+  ofCopies.reserve(plan->inputs.size());
+  for (const Operand &operand : plan->inputs) {
+    if (operand.argument < 0) {
+      inputs.push_back(operand.constant);
+      continue;
+    }
+    if (transposes && isTransposed(operand)) {
+      copies.push_back(
+          partOf(arguments[operand.argument], operand).attr("contiguous")());
+      ofCopies.emplace_back(copies.back(), names[operand.argument].c_str());
+      inputs.push_back(ofCopies.back().tensor);
+      continue;
+    }
+    inputs.push_back(viewOf(borrowed[operand.argument]->tensor, operand));
+  }
+  std::vector<nb::object> made(plan->outputs.size()), staged(made.size());
   std::vector<Borrowed> written;
   written.reserve(plan->outputs.size());
   for (size_t i = 0; i < plan->outputs.size(); ++i) {
@@ -177,6 +208,13 @@ nb::object Launcher::call(nb::args arguments, bool direct) {
     }
     made[i] = makeTensor(first->library, output.dtype, output.shape,
                          output.strides, device);
+    if (transposes && isTransposed(output.view)) {
+      staged[i] = makeTensor(first->library, output.dtype, output.view.shape,
+                             {}, device);
+      written.emplace_back(staged[i], "output", /*writable=*/true);
+      outputs.push_back(written.back().tensor);
+      continue;
+    }
     written.emplace_back(made[i], "output", /*writable=*/true);
     outputs.push_back(viewOf(written.back().tensor, output.view));
   }
@@ -189,6 +227,9 @@ nb::object Launcher::call(nb::args arguments, bool direct) {
   }
   if (!status)
     raise(Status(status.code(), op + ": " + status.message()));
+  for (size_t i = 0; i < staged.size(); ++i)
+    if (staged[i].is_valid())
+      partOf(made[i], plan->outputs[i].view).attr("copy_")(staged[i]);
 
   auto result = [&](int number) -> nb::object {
     if (number < 0)
