@@ -1281,6 +1281,13 @@ class Writer:
     def value(self, x: Value, axes: Sequence[int]) -> Tensor:
         """The value with axes in an order."""
         axes = tuple(axes)
+        if axes != tuple(range(x.rank)) and x.number not in self.b.last:
+            if not self.b.depends(x) <= set(axes):
+                raise refuse(x.origin, "expected a value of fewer axes, got one that changes along others")
+            # Of the same with other axes beside them there is one.
+            places = [("a", axes.index(i), 0) if i in axes else ("c", 0, 0) for i in range(x.rank)]
+            x = self.b.remap(x, places, [x.shape[a] for a in axes])
+            axes = tuple(range(x.rank))
         key = (x.number, axes)
         if key not in self._made:
             outer, self.b.origin = self.b.origin, x.origin
