@@ -346,10 +346,11 @@ private:
     return CastOp::create(
         b, llvm::cast<RankedTensorType>(value.getType()).clone(element), value);
   }
-  Value norm(Value x, Value weight, double eps, Value gate = {}) {
+  Value norm(Value x, Value weight, double eps, Value gate = {},
+             IntegerAttr groupSize = {}) {
     return RMSNormOp::create(b, x.getType(), /*residual_out=*/Type(), x, weight,
                              /*residual=*/Value(), gate, b.getF32FloatAttr(eps),
-                             /*group_size=*/nullptr,
+                             groupSize,
                              /*norm_before_gate=*/UnitAttr())
         .getY();
   }
@@ -484,8 +485,10 @@ private:
     Value flat = tensor::CollapseShapeOp::create(
         b, activation({inner}, compute), scan.getY(),
         ArrayRef<ReassociationIndices>{{0}, {1}, {2, 3}});
-    // One norm over all groups, behind the gate.
-    Value gated = norm(flat, mixerWeight("norm.weight"), config.eps, gate);
+    // Behind the gate, of each group by itself.
+    Value gated = norm(flat, mixerWeight("norm.weight"), config.eps, gate,
+                       groups > 1 ? b.getI64IntegerAttr(inner / groups)
+                                  : IntegerAttr());
     return projectOut(gated, residual);
   }
 

@@ -48,12 +48,13 @@ def load(
     policy, fusion  as for corey.compile()
     """
     if hasattr(folder, "save_pretrained"):
-        for part in folder.modules():
-            # Newer versions of transformers norm each group by itself.
-            if getattr(part, "group_size", 0) and part.weight.numel() != part.group_size:
+        groups = getattr(folder.config, "n_groups", 1) if folder.config.model_type == "mamba2" else 1
+        for part in folder.modules() if groups > 1 else ():
+            # Older versions of transformers norm all groups together.
+            if type(part).__name__.endswith("RMSNormGated") and not hasattr(part, "group_size"):
                 raise NotImplementedError(
-                    f"{type(part).__name__}: expected a norm over all {part.weight.numel()} channels, got one over "
-                    f"groups of {part.group_size}"
+                    f"{type(part).__name__}: expected a norm over each of {groups} groups of channels, got one over "
+                    "all, as this version of transformers has it"
                 )
         with tempfile.TemporaryDirectory(prefix="corey-") as saved:
             folder.save_pretrained(saved)

@@ -124,17 +124,21 @@ static Status generate(Model &model, const ModelRun &run,
   GenerateOptions options = run.generate;
   bool isText = model.info().vocabSize == kByteVocabulary && !run.promptsAreIds;
   bool streams = prompts.size() == 1;
-  // As soon as they are known; several sequences would mix.
-  if (streams)
-    options.onToken = [&, first = true](int64_t, int32_t token) mutable {
+  options.onToken = [&, first = true](int64_t, int32_t token) mutable {
+    // What sites chose for the prompt, before steps of one token choose again.
+    if (first)
+      stats["sites"] = describeChunks(model.executable());
+    // As soon as they are known; several sequences would mix.
+    if (streams) {
       if (isText)
         llvm::outs() << static_cast<char>(token);
       else
         llvm::outs() << (first ? "" : " ") << token;
-      first = false;
       llvm::outs().flush();
-      return true;
-    };
+    }
+    first = false;
+    return true;
+  };
   int64_t total = 0;
   for (const std::vector<int32_t> &prompt : prompts)
     total += static_cast<int64_t>(prompt.size());
@@ -482,7 +486,9 @@ int corey::runModel(std::shared_ptr<Context> context, const ModelRun &run) {
   if (!run.prompts.empty())
     if (Status status = generate(model, run, stats); !status)
       return reportError(kTool, status);
-  stats["sites"] = describeChunks(model.executable());
+  // Unless there was a prompt, whose sites are there.
+  if (!stats.get("sites"))
+    stats["sites"] = describeChunks(model.executable());
   if (run.explain)
     llvm::outs() << model.executable().explain();
   if (!run.stats.empty()) {

@@ -306,7 +306,11 @@ class Model:
         y = self.mixer_state(p, convolved, rest, state)
         y = [a * silu(g) for a, g in zip(y, gate)]
         if self.is2:
-            y = rms_norm(y, w[p + "norm.weight"], self.config["layer_norm_epsilon"])
+            # Each group by itself, as in mamba_ssm.
+            weight, n = w[p + "norm.weight"], self.inner // self.groups
+            parts = [slice(n * g, n * (g + 1)) for g in range(self.groups)]
+            eps = self.config["layer_norm_epsilon"]
+            y = sum((rms_norm(y[part], weight[part], eps) for part in parts), [])
         y = matvec(w[p + "out_proj.weight"], y)
         return add(y, w[p + "out_proj.bias"]) if bias else y
 
