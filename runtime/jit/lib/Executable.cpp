@@ -1915,8 +1915,7 @@ struct CapturedRun::Impl {
     /// What was bound then.
     std::vector<device::CallState::Decided> decided;
   };
-  /// Of how many launches one observes: a thousandth or two of their time for
-  /// a whole model.
+  /// Of how many launches one observes, so that its cost is spread over them.
   static constexpr uint64_t kLaunchesPerObservation = 64;
 
   std::shared_ptr<Executable> executable;
