@@ -151,7 +151,8 @@ if [ "$sanitize" -eq 1 ]; then
   else
     export COREY_TEST_DRAWS=2
     small="Property.SelectiveScan Property.CausalConv Property.RMSNorm Property.Hadamard Property.Projection
-      Property.EmbeddingAndArgmax Property.Sample Property.ElementwiseChain Property.QuantizeAndDequantize GPU.ShortLengths Property.SSDInTiles"
+      Property.EmbeddingAndArgmax Property.Sample Property.ElementwiseChain Property.QuantizeAndDequantize GPU.ShortLengths GPU.StridedCopiesAgreeWithLoops
+      Property.SSDInTiles"
     for tool in memcheck racecheck initcheck; do
       runTests "$tool" "$small" compute-sanitizer --tool "$tool" --error-exitcode 99 --target-processes all
     done

@@ -610,7 +610,7 @@ TEST_F(CUDATest, StridedCopiesAgreeWithLoops) {
     size_t bytes = size_t(1) << pick(0, 3);
     std::vector<int64_t> sizes(rank), to(rank), from(rank), order(rank);
     for (int64_t &size : sizes)
-      size = pick(1, 5);
+      size = pick(1, rank <= 2 ? 90 : rank == 3 ? 20 : 5);
     if (rank && pick(0, 20) == 0)
       sizes[pick(0, rank - 1)] = 0;
     // Strides of a random order of axes, with gaps and signs.
@@ -657,30 +657,81 @@ TEST_F(CUDATest, StridedCopiesAgreeWithLoops) {
   }
 }
 
-TEST_F(CUDATest, StridedCopiesTakeFewOperations) {
+// Sizes of whole and ragged tiles, and axes that only copies of single elements
+// could take before.
+TEST_F(CUDATest, StridedCopiesTakeOneOperation) {
   std::shared_ptr<Device> device = get();
-  Buffer a(device, nullptr, 1 << 20), b(device, nullptr, 1 << 20);
-  auto count = [&](std::vector<int64_t> sizes, std::vector<int64_t> to,
-                   std::vector<int64_t> from) {
+  auto run = [&](std::vector<int64_t> sizes, std::vector<int64_t> to,
+                 std::vector<int64_t> from, size_t bytes = 4) {
+    Buffer a(device, nullptr, 1 << 20), b(device, nullptr, 1 << 20);
+    takeLaunches();
     corey_fake_reset_calls();
     EXPECT_TRUE(device->copyStrided(b.pointer, to.data(), a.pointer,
-                                    from.data(), sizes.data(), sizes.size(), 4,
-                                    nullptr));
-    return std::array<uint64_t, 3>{corey_fake_calls("cuMemcpyDtoDAsync"),
-                                   corey_fake_calls("cuMemcpy2DAsync"),
-                                   corey_fake_calls("cuMemcpy3DAsync")};
+                                    from.data(), sizes.data(), sizes.size(),
+                                    bytes, nullptr));
+    std::string done(corey_fake_calls("cuMemcpyDtoDAsync"), 'd');
+    for (const Launch &launch : takeLaunches())
+      done += (done.empty() ? "" : " ") + launch.kernel + " of " +
+              std::to_string(launch.grid[0]);
+    return done;
   };
-  using Counts = std::array<uint64_t, 3>;
-  EXPECT_EQ(count({2, 3, 4}, {12, 4, 1}, {12, 4, 1}), (Counts{1, 0, 0}));
-  EXPECT_EQ(count({2, 3, 4}, {12, 4, 1}, {30, 10, 1}), (Counts{0, 1, 0}));
-  EXPECT_EQ(count({2, 3, 4}, {12, 4, 1}, {40, 10, 1}), (Counts{0, 0, 1}));
-  EXPECT_EQ(count({2, 3}, {3, 1}, {6, 2}), (Counts{0, 1, 0}));
-  EXPECT_EQ(count({5, 2, 3, 4}, {24, 12, 4, 1}, {100, 40, 10, 1}),
-            (Counts{0, 0, 2}));
-  // Transposed: as many rows as an operation can have, of all planes.
-  EXPECT_EQ(count({2, 50, 8}, {400, 8, 1}, {400, 1, 50}), (Counts{0, 0, 8}));
-  EXPECT_EQ(count({50, 8}, {8, 1}, {1, 50}), (Counts{0, 8, 0}));
-  EXPECT_EQ(count({8, 50}, {50, 1}, {1, 8}), (Counts{0, 8, 0}));
+  EXPECT_EQ(run({}, {}, {}), "d");
+  EXPECT_EQ(run({2, 3, 4}, {12, 4, 1}, {12, 4, 1}), "d");
+  EXPECT_EQ(run({2, 0, 4}, {12, 4, 1}, {30, 10, 1}), "");
+  // Runs move by the largest words that they are made of.
+  EXPECT_EQ(run({2, 3, 4}, {12, 4, 1}, {30, 10, 1}), "corey_copy_8 of 1");
+  EXPECT_EQ(run({2, 3, 5}, {15, 5, 1}, {30, 10, 1}), "corey_copy_4 of 1");
+  EXPECT_EQ(run({2, 3, 6}, {18, 6, 1}, {30, 10, 1}, 1), "corey_copy_2 of 1");
+  EXPECT_EQ(run({200, 3}, {3, 1}, {6, 2}), "corey_copy_4 of 3");
+  EXPECT_EQ(run({5, 2, 3, 4}, {24, 12, 4, 1}, {100, 40, 10, 1}, 8),
+            "corey_copy_8 of 1");
+  // Transposed, by tiles of 32 or 64.
+  EXPECT_EQ(run({2, 50, 8}, {400, 8, 1}, {400, 1, 50}),
+            "corey_transpose_4 of 4");
+  EXPECT_EQ(run({2, 50, 65}, {3250, 65, 1}, {3250, 1, 50}, 2),
+            "corey_transpose_2 of 4");
+  EXPECT_EQ(run({2, 50, 7}, {350, 7, 1}, {350, 1, 50}), "corey_copy_4 of 3");
+  // What is repeated has no order.
+  EXPECT_EQ(run({50, 80}, {80, 1}, {0, 7}), "corey_copy_4 of 16");
+  EXPECT_EQ(run({50, 80}, {80, 1}, {7, 0}), "corey_copy_4 of 16");
+  // More axes than a kernel takes, which leave the outermost to a loop.
+  EXPECT_EQ(run({2, 2, 2, 2, 2, 2}, {243, 81, 27, 9, 3, 1},
+                {1024, 256, 64, 16, 4, 1}),
+            "corey_copy_4 of 1 corey_copy_4 of 1");
+  // As many blocks as fill the device.
+  EXPECT_EQ(run({1000, 200}, {200, 1}, {201, 1}, 1), "corey_copy_1 of 782");
+}
+
+TEST_F(CUDATest, StridedCopiesOfMoreThanAKernelNumbers) {
+  std::shared_ptr<Device> device = get();
+  Buffer a(device, nullptr, 8), b(device, nullptr, 8);
+  for (int bytes : {1, 2, 4, 8})
+    corey_fake_register(("corey_copy_" + std::to_string(bytes)).c_str(),
+                        [](const Launch &) {});
+  int64_t sizes[] = {3, 3 << 29}, to[] = {3 << 29, 1}, from[] = {1l << 32, 2};
+  takeLaunches();
+  ASSERT_OK(device->copyStrided(b.pointer, to, a.pointer, from, sizes, 2, 1,
+                                nullptr));
+  std::vector<Launch> launches = takeLaunches();
+  int64_t elements = 0;
+  std::vector<uint64_t> starts;
+  for (const Launch &launch : launches) {
+    int64_t count = 1;
+    for (int i = 0; i < 5; ++i)
+      count *= static_cast<int64_t>(launch.arguments[2 + 3 * i]);
+    EXPECT_LE(count, int64_t(1) << 30);
+    elements += count;
+    starts.push_back(launch.arguments[0]);
+  }
+  EXPECT_EQ(elements, int64_t(9) << 29);
+  std::sort(starts.begin(), starts.end());
+  EXPECT_EQ(std::unique(starts.begin(), starts.end()), starts.end());
+  corey_fake_reset_kernels();
+
+  Status status =
+      device->copyStrided(b.pointer, to, a.pointer, from, sizes, 2, 3, nullptr);
+  EXPECT_EQ(status.code(), StatusCode::InvalidArgument);
+  EXPECT_EQ(status.message(), "expected elements of 1, 2, 4 or 8 bytes, got 3");
 }
 
 //===----------------------------------------------------------------------===//
@@ -965,13 +1016,16 @@ TEST_F(RuntimeTest, WarmCallsTakeNothing) {
         "cuEventCreate"})
     EXPECT_EQ(corey_fake_calls(function), 0u) << function;
   EXPECT_EQ(corey_fake_calls("cuLaunchKernelEx"), 1u);
+  // Of both calls.
   std::vector<Launch> launches = takeLaunches();
-  ASSERT_EQ(launches.size(), 2u);
-  EXPECT_TRUE(launches[1].programmatic);
-  EXPECT_EQ(launches[1].kernel, "scale");
-  EXPECT_EQ(launches[1].arguments[1], 3u);
-  EXPECT_EQ(launches[1].arguments[0], launches[0].arguments[0]);
-  EXPECT_EQ(launches[1].stream, stream.handle());
+  ASSERT_EQ(launches.size(), 4u);
+  EXPECT_TRUE(launches[2].programmatic);
+  EXPECT_EQ(launches[2].kernel, "scale");
+  EXPECT_EQ(launches[2].arguments[1], 3u);
+  EXPECT_EQ(launches[2].arguments[0], launches[0].arguments[0]);
+  EXPECT_EQ(launches[2].stream, stream.handle());
+  EXPECT_EQ(launches[3].kernel, "corey_copy_4");
+  EXPECT_EQ(launches[3].stream, stream.handle());
 }
 
 TEST_F(RuntimeTest, FirstErrorFailsTheCall) {

@@ -1191,6 +1191,90 @@ TEST_F(GPU, StridesDoNotMatter) {
   }
 }
 
+// Of every size of an element: whole and ragged tiles, runs of every alignment,
+// what is repeated or runs backwards, and more axes than a kernel takes.
+TEST_F(GPU, StridedCopiesAgreeWithLoops) {
+  auto pick = [&](int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random);
+  };
+  constexpr int64_t kLargest[] = {1, 70000, 400, 70, 20, 9, 5};
+  for (int round = 0; round < 150; ++round) {
+    size_t rank = pick(1, 6), bytes = size_t(1) << pick(0, 3);
+    Shape sizes(rank), to(rank), from(rank);
+    for (int64_t &size : sizes)
+      size = pick(1, kLargest[rank]);
+    auto makeStrides = [&](Shape &strides, bool repeats, int64_t &end) {
+      std::vector<size_t> order(rank);
+      for (size_t i = 0; i < rank; ++i)
+        order[i] = i;
+      std::shuffle(order.begin(), order.end(), random);
+      int64_t step = pick(0, 2) ? 1 : pick(1, 3), offset = 0;
+      for (size_t axis : order) {
+        strides[axis] = pick(0, 7) == 0 ? -step : step;
+        if (repeats && pick(0, 9) == 0)
+          strides[axis] = 0;
+        if (strides[axis] < 0)
+          offset += step * (sizes[axis] - 1);
+        step = step * sizes[axis] + (pick(0, 2) ? 0 : pick(1, 9));
+      }
+      end = step;
+      return offset + pick(0, 1);
+    };
+    int64_t toEnd = 0, fromEnd = 0;
+    int64_t toOffset = makeStrides(to, false, toEnd);
+    int64_t fromOffset = makeStrides(from, true, fromEnd);
+    std::vector<char> source((fromEnd + 16) * bytes),
+        target((toEnd + 16) * bytes);
+    for (char &byte : source)
+      byte = static_cast<char>(pick(0, 255));
+    std::vector<char> got = target;
+    auto *a = static_cast<char *>(take(gpu->allocate(source.size()))),
+         *b = static_cast<char *>(take(gpu->allocate(target.size())));
+    EXPECT_OK(gpu->copyToDevice(a, source.data(), source.size(), nullptr));
+    EXPECT_OK(gpu->memset(b, 0, target.size(), nullptr));
+    EXPECT_OK(gpu->copyStrided(b + toOffset * bytes, to.data(),
+                               a + fromOffset * bytes, from.data(),
+                               sizes.data(), rank, bytes, nullptr));
+    EXPECT_OK(gpu->copyToHost(got.data(), b, got.size(), nullptr));
+    EXPECT_OK(gpu->synchronize());
+    gpu->deallocate(a);
+    gpu->deallocate(b);
+    std::function<void(size_t, int64_t, int64_t)> loop =
+        [&](size_t axis, int64_t t, int64_t f) {
+          if (axis == rank) {
+            std::memcpy(&target[t * bytes], &source[f * bytes], bytes);
+            return;
+          }
+          for (int64_t i = 0; i < sizes[axis]; ++i)
+            loop(axis + 1, t + i * to[axis], f + i * from[axis]);
+        };
+    loop(0, toOffset, fromOffset);
+    ASSERT_TRUE(got == target) << "round " << round;
+  }
+}
+
+// Pinned memory of the host is written by the kernel.
+TEST_F(GPU, StridedCopiesReachTheHost) {
+  constexpr int64_t kRows = 300, kColumns = 70;
+  std::vector<float> values(kRows * kColumns);
+  for (float &value : values)
+    value = static_cast<float>(random() % 1000);
+  auto *a = static_cast<float *>(take(gpu->allocate(values.size() * 4)));
+  cuda::PinnedBuffer pinned =
+      take(cuda::PinnedBuffer::allocate(gpu, values.size() * 4));
+  EXPECT_OK(gpu->copyToDevice(a, values.data(), values.size() * 4, nullptr));
+  int64_t sizes[] = {kColumns, kRows}, to[] = {kRows, 1},
+          from[] = {1, kColumns};
+  EXPECT_OK(gpu->copyStrided(pinned.data(), to, a, from, sizes, 2, 4, nullptr,
+                             /*toHost=*/true));
+  EXPECT_OK(gpu->synchronize());
+  gpu->deallocate(a);
+  for (int64_t i = 0; i < kRows; ++i)
+    for (int64_t j = 0; j < kColumns; ++j)
+      ASSERT_EQ(static_cast<float *>(pinned.data())[j * kRows + i],
+                values[i * kColumns + j]);
+}
+
 //===----------------------------------------------------------------------===//
 // Sizes
 //===----------------------------------------------------------------------===//

@@ -57,6 +57,7 @@ Expected<std::shared_ptr<Device>> Device::get(int ordinal) {
     std::shared_ptr<Device> made(new Device);
     if (Status status = made->initialize(ordinal); !status)
       return status;
+    made->copies = makeCopies(made);
     device = std::move(made);
   }
   return device;

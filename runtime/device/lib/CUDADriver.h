@@ -31,7 +31,6 @@ using CUgraph = struct CUgraph_st *;
 using CUgraphExec = struct CUgraphExec_st *;
 using CUgraphNode = struct CUgraphNode_st *;
 using CUlinkState = struct CUlinkState_st *;
-using CUarray = struct CUarray_st *;
 using CUuserObject = struct CUuserObject_st *;
 using CUhostFn = void (*)(void *userData);
 
@@ -93,11 +92,6 @@ enum CUjit_option : int {
 
 enum CUjitInputType : int { CU_JIT_INPUT_CUBIN = 0, CU_JIT_INPUT_PTX = 1 };
 
-enum CUmemorytype : int {
-  CU_MEMORYTYPE_HOST = 1,
-  CU_MEMORYTYPE_DEVICE = 2,
-};
-
 enum : unsigned {
   CU_STREAM_NON_BLOCKING = 1,
   CU_EVENT_DEFAULT = 0,
@@ -118,40 +112,6 @@ enum CUstreamCaptureStatus : int {
   CU_STREAM_CAPTURE_STATUS_NONE = 0,
   CU_STREAM_CAPTURE_STATUS_ACTIVE = 1,
   CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2,
-};
-
-struct CUDA_MEMCPY2D {
-  size_t srcXInBytes, srcY;
-  CUmemorytype srcMemoryType;
-  const void *srcHost;
-  CUdeviceptr srcDevice;
-  CUarray srcArray;
-  size_t srcPitch;
-  size_t dstXInBytes, dstY;
-  CUmemorytype dstMemoryType;
-  void *dstHost;
-  CUdeviceptr dstDevice;
-  CUarray dstArray;
-  size_t dstPitch;
-  size_t WidthInBytes, Height;
-};
-
-struct CUDA_MEMCPY3D {
-  size_t srcXInBytes, srcY, srcZ, srcLOD;
-  CUmemorytype srcMemoryType;
-  const void *srcHost;
-  CUdeviceptr srcDevice;
-  CUarray srcArray;
-  void *reserved0;
-  size_t srcPitch, srcHeight;
-  size_t dstXInBytes, dstY, dstZ, dstLOD;
-  CUmemorytype dstMemoryType;
-  void *dstHost;
-  CUdeviceptr dstDevice;
-  CUarray dstArray;
-  void *reserved1;
-  size_t dstPitch, dstHeight;
-  size_t WidthInBytes, Height, Depth;
 };
 
 enum CUlaunchAttributeID : int {
@@ -223,10 +183,6 @@ struct CUgraphExecUpdateResultInfo {
   X(cuMemcpyPeerAsync, "cuMemcpyPeerAsync",                                    \
     (CUdeviceptr to, CUcontext toContext, CUdeviceptr from,                    \
      CUcontext fromContext, size_t bytes, CUstream stream))                    \
-  X(cuMemcpy2DAsync, "cuMemcpy2DAsync_v2",                                     \
-    (const CUDA_MEMCPY2D *copy, CUstream stream))                              \
-  X(cuMemcpy3DAsync, "cuMemcpy3DAsync_v2",                                     \
-    (const CUDA_MEMCPY3D *copy, CUstream stream))                              \
   X(cuMemsetD8Async, "cuMemsetD8Async",                                        \
     (CUdeviceptr address, unsigned char value, size_t bytes, CUstream stream)) \
   X(cuStreamCreate, "cuStreamCreate", (CUstream * stream, unsigned flags))     \

@@ -227,132 +227,140 @@ Status Device::memset(void *to, unsigned char value, size_t bytes,
       "filling device memory");
 }
 
+//===----------------------------------------------------------------------===//
+// Strided copies
+//===----------------------------------------------------------------------===//
+
+namespace {
+/// StridedCopy.cu as PTX: for elements of 1, 2, 4 and 8 bytes what copies and
+/// what transposes.
+struct Image {
+  const char *name, *ptx;
+};
+constexpr Image kImages[] = {
+#include "StridedCopy.inc"
+};
+} // namespace
+
+std::shared_ptr<Program> Device::makeCopies(std::shared_ptr<Device> device) {
+  auto program = std::make_shared<Program>(std::move(device));
+  for (const Image &image : kImages)
+    program->add(image.name, image.ptx);
+  return program;
+}
+
 namespace {
 /// One loop of a copy: its length and its steps in bytes.
 struct Axis {
   int64_t size, to, from;
 };
 
-/// Issues the operations of a strided copy.
+/// Launches what a strided copy takes.
 class StridedCopy {
 public:
-  /// The most bytes that a driver takes from one row to the next.
-  static constexpr int64_t kMaxPitch = 0x7fffffff;
+  /// Axes of a kernel, and elements that it numbers in 32 bits.
+  static constexpr size_t kAxes = 5;
+  static constexpr int64_t kMaxElements = int64_t(1) << 30;
 
-  StridedCopy(const Driver &api, CUstream stream, bool toHost)
-      : api(api), stream(stream), toHost(toHost) {}
+  StridedCopy(const Device &device, const Program &kernels, void *stream)
+      : device(device), kernels(kernels), stream(stream) {}
 
-  /// `width` bytes in a run, and `axes` around them, which are put in order.
-  CUresult run(char *to, const char *from, int64_t width, Axis *axes,
-               size_t count) {
-    size_t inner = arrange(width, axes, count);
-    return loop(to, from, width, axes, count - inner, inner);
+  /// `unit` bytes an element, and `axes` around it from the innermost one of
+  /// the target.
+  Status run(char *to, const char *from, int64_t unit, const Axis *axes,
+             size_t count) {
+    // A tile's axes are the innermost ones of the target and of the source.
+    // What is repeated is in no order.
+    size_t read = 0;
+    for (size_t i = 1; i < count && axes[0].from; ++i)
+      if (axes[i].from && std::abs(axes[i].from) < std::abs(axes[read].from))
+        read = i;
+    bool transposes =
+        read != 0 && std::min(axes[0].size, axes[read].size) >= kMinSide;
+    Axis inner[kMaxRank];
+    std::copy(axes, axes + count, inner);
+    if (transposes)
+      std::rotate(inner + 1, inner + read, inner + read + 1);
+    return loop(to, from, unit, inner, count, transposes);
   }
+
+  static constexpr size_t kMaxRank = 33;
 
 private:
-  /// Moves to the end the axes that one operation copies, planes before rows,
-  /// and returns how many they are: those that leave the fewest operations. Of
-  /// a transposed tensor rows may be the axis that is innermost in the source.
-  static size_t arrange(int64_t width, Axis *axes, size_t count) {
-    int64_t most = 1;
-    size_t rows = count, planes = count;
-    // From the innermost, which is taken where others do no better.
-    for (size_t r = count; r-- > 0;) {
-      if (!pitchable(axes[r], width))
-        continue;
-      if (axes[r].size > most) {
-        most = axes[r].size;
-        rows = r;
-        planes = count;
-      }
-      for (size_t p = count; p-- > 0;)
-        if (p != r && volume(axes[p], axes[r]) &&
-            axes[p].size * axes[r].size > most) {
-          most = axes[p].size * axes[r].size;
-          rows = r;
-          planes = p;
-        }
+  /// Shorter axes leave most of a tile empty.
+  static constexpr int64_t kMinSide = 8;
+  static constexpr int64_t kThreads = 256, kBlocksPerMultiprocessor = 16;
+
+  /// Launches over what one kernel takes of the axes.
+  Status loop(char *to, const char *from, int64_t unit, Axis *axes,
+              size_t count, bool transposes) {
+    int64_t elements = 1;
+    size_t longest = 0;
+    bool fits = count <= kAxes;
+    for (size_t i = 0; i < count; ++i) {
+      fits = fits && axes[i].size <= kMaxElements / elements;
+      elements *= fits ? axes[i].size : 1;
+      if (axes[i].size > axes[longest].size)
+        longest = i;
     }
-    if (rows == count)
-      return 0;
-    std::rotate(axes + rows, axes + rows + 1, axes + count);
-    if (planes == count)
-      return 1;
-    planes -= planes > rows;
-    std::rotate(axes + planes, axes + planes + 1, axes + count - 1);
-    return 2;
+    if (fits)
+      return launch(to, from, unit, axes, count, elements, transposes);
+    // The outermost axis one by one, or the longest in halves.
+    if (count > kAxes) {
+      const Axis &outer = axes[count - 1];
+      for (int64_t i = 0; i < outer.size; ++i)
+        if (Status status = loop(to + i * outer.to, from + i * outer.from, unit,
+                                 axes, count - 1, transposes);
+            !status)
+          return status;
+      return Status::ok();
+    }
+    Axis half[kAxes];
+    std::copy(axes, axes + count, half);
+    half[longest].size = axes[longest].size / 2;
+    if (Status status = loop(to, from, unit, half, count, transposes); !status)
+      return status;
+    int64_t done = half[longest].size;
+    half[longest].size = axes[longest].size - done;
+    return loop(to + done * axes[longest].to, from + done * axes[longest].from,
+                unit, half, count, transposes);
   }
 
-  /// A loop of copies over the first `outer` axes.
-  CUresult loop(char *to, const char *from, int64_t width, const Axis *axes,
-                size_t outer, size_t inner) {
-    if (!outer)
-      return inner == 2   ? copy3D(to, from, width, axes[1], axes[0])
-             : inner == 1 ? copy2D(to, from, width, axes[0])
-                          : linear(to, from, width);
-    for (int64_t i = 0; i < axes->size; ++i)
-      if (CUresult result = loop(to + i * axes->to, from + i * axes->from,
-                                 width, axes + 1, outer - 1, inner))
-        return result;
-    return CUDA_SUCCESS;
+  Status launch(char *to, const char *from, int64_t unit, const Axis *axes,
+                size_t count, int64_t elements, bool transposes) {
+    size_t number = 0;
+    for (int64_t bytes = unit; bytes > 1; bytes /= 2)
+      number += 2;
+    Expected<const Function *> function = kernels.kernel(number + transposes);
+    if (!function)
+      return function.takeStatus();
+    int64_t values[3 * kAxes];
+    void *arguments[2 + 3 * kAxes] = {&to, &from};
+    for (size_t i = 0; i < kAxes; ++i) {
+      Axis axis = i < count ? axes[i] : Axis{1, 0, 0};
+      values[3 * i] = axis.size;
+      values[3 * i + 1] = axis.to;
+      values[3 * i + 2] = axis.from;
+    }
+    for (size_t i = 0; i < 3 * kAxes; ++i)
+      arguments[2 + i] = &values[i];
+    int64_t blocks = (elements + kThreads - 1) / kThreads;
+    if (transposes) {
+      int64_t side = unit < 4 ? 64 : 32;
+      blocks = elements / axes[0].size / axes[1].size;
+      for (int i = 0; i < 2; ++i)
+        blocks *= (axes[i].size + side - 1) / side;
+    }
+    LaunchConfig config;
+    config.grid[0] = std::min<int64_t>(
+        blocks, kBlocksPerMultiprocessor * device.properties().multiprocessors);
+    config.block[0] = kThreads;
+    return cuda::launch(device, **function, config, stream, arguments);
   }
 
-  static bool pitchable(const Axis &axis, int64_t width) {
-    return axis.to >= width && axis.from >= width && axis.to <= kMaxPitch &&
-           axis.from <= kMaxPitch;
-  }
-  /// A plane's height is what lies between planes, in rows: both tensors must
-  /// have a whole number of them.
-  static bool volume(const Axis &outer, const Axis &inner) {
-    return outer.to > 0 && outer.from > 0 && outer.to % inner.to == 0 &&
-           outer.from % inner.from == 0 && outer.to / inner.to >= inner.size &&
-           outer.from / inner.from >= inner.size;
-  }
-
-  CUresult linear(char *to, const char *from, int64_t bytes) {
-    auto size = static_cast<size_t>(bytes);
-    return toHost ? api.cuMemcpyDtoHAsync(to, address(from), size, stream)
-                  : api.cuMemcpyDtoDAsync(address(to), address(from), size,
-                                          stream);
-  }
-
-  template <class Copy> void setEnds(Copy &copy, char *to, const char *from) {
-    copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
-    copy.srcDevice = address(from);
-    copy.dstMemoryType = toHost ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
-    if (toHost)
-      copy.dstHost = to;
-    else
-      copy.dstDevice = address(to);
-  }
-
-  CUresult copy2D(char *to, const char *from, int64_t width, const Axis &rows) {
-    CUDA_MEMCPY2D copy = {};
-    setEnds(copy, to, from);
-    copy.srcPitch = rows.from;
-    copy.dstPitch = rows.to;
-    copy.WidthInBytes = width;
-    copy.Height = rows.size;
-    return api.cuMemcpy2DAsync(&copy, stream);
-  }
-
-  CUresult copy3D(char *to, const char *from, int64_t width, const Axis &rows,
-                  const Axis &planes) {
-    CUDA_MEMCPY3D copy = {};
-    setEnds(copy, to, from);
-    copy.srcPitch = rows.from;
-    copy.srcHeight = planes.from / rows.from;
-    copy.dstPitch = rows.to;
-    copy.dstHeight = planes.to / rows.to;
-    copy.WidthInBytes = width;
-    copy.Height = rows.size;
-    copy.Depth = planes.size;
-    return api.cuMemcpy3DAsync(&copy, stream);
-  }
-
-  const Driver &api;
-  CUstream stream;
-  bool toHost;
+  const Device &device;
+  const Program &kernels;
+  void *stream;
 };
 } // namespace
 
@@ -361,14 +369,18 @@ Status Device::copyStrided(void *to, const int64_t *toStrides, const void *from,
                            size_t rank, size_t elementBytes, void *stream,
                            bool toHost) const {
   // No warm call may allocate; tensors have few axes.
-  constexpr size_t kMaxRank = 32;
-  if (rank > kMaxRank)
+  if (rank >= StridedCopy::kMaxRank)
     return Status::unsupported(
         "expected a copy of at most 32 dimensions, got " +
         std::to_string(rank));
-  Axis axes[kMaxRank + 1];
+  if (elementBytes != 1 && elementBytes != 2 && elementBytes != 4 &&
+      elementBytes != 8)
+    return Status::invalidArgument(
+        "expected elements of 1, 2, 4 or 8 bytes, got " +
+        std::to_string(elementBytes));
+  Axis axes[StridedCopy::kMaxRank];
   size_t count = 0;
-  auto bytes = static_cast<int64_t>(elementBytes);
+  auto unit = static_cast<int64_t>(elementBytes);
   auto *target = static_cast<char *>(to);
   auto *source = static_cast<const char *>(from);
   for (size_t i = 0; i < rank; ++i) {
@@ -376,7 +388,7 @@ Status Device::copyStrided(void *to, const int64_t *toStrides, const void *from,
       return Status::ok();
     if (sizes[i] == 1)
       continue;
-    Axis axis = {sizes[i], toStrides[i] * bytes, fromStrides[i] * bytes};
+    Axis axis = {sizes[i], toStrides[i] * unit, fromStrides[i] * unit};
     // Both run backwards: the same elements the other way round.
     if (axis.to < 0) {
       target += (axis.size - 1) * axis.to;
@@ -386,30 +398,38 @@ Status Device::copyStrided(void *to, const int64_t *toStrides, const void *from,
     }
     axes[count++] = axis;
   }
-  // Outermost is what has the largest step in the target.
+  // Innermost first: what has the smallest step in the target.
   for (size_t i = 1; i < count; ++i)
-    for (size_t j = i; j && axes[j].to > axes[j - 1].to; --j)
+    for (size_t j = i; j && axes[j].to < axes[j - 1].to; --j)
       std::swap(axes[j], axes[j - 1]);
   size_t merged = 0;
   for (size_t i = 0; i < count; ++i) {
-    Axis axis = axes[i];
-    if (merged && axes[merged - 1].to == axis.size * axis.to &&
-        axes[merged - 1].from == axis.size * axis.from) {
-      axis.size *= axes[merged - 1].size;
-      axes[merged - 1] = axis;
-    } else {
-      axes[merged++] = axis;
-    }
+    if (merged && axes[i].to == axes[merged - 1].size * axes[merged - 1].to &&
+        axes[i].from == axes[merged - 1].size * axes[merged - 1].from)
+      axes[merged - 1].size *= axes[i].size;
+    else
+      axes[merged++] = axes[i];
   }
   count = merged;
-  int64_t width = bytes;
-  if (count && axes[count - 1].to == bytes && axes[count - 1].from == bytes)
-    width *= axes[--count].size;
-  ContextScope scope(*api, contextOf(*this));
-  if (Status status = scope.status(); !status)
-    return status;
-  return check(*api,
-               StridedCopy(*api, toStream(stream), toHost)
-                   .run(target, source, width, axes, count),
-               "copying a strided tensor");
+  bool isRun = count && axes[0].to == unit && axes[0].from == unit;
+  if (count == 0 || (count == 1 && isRun)) {
+    auto bytes = static_cast<size_t>(count ? axes[0].size * unit : unit);
+    return toHost ? copyToHost(target, source, bytes, stream)
+                  : copyOnDevice(target, source, bytes, stream);
+  }
+  if (isRun) {
+    // Runs are moved by the largest words that all of them can be read in.
+    uintptr_t bits = reinterpret_cast<uintptr_t>(target) |
+                     reinterpret_cast<uintptr_t>(source) |
+                     static_cast<uintptr_t>(axes[0].size * unit);
+    for (size_t i = 1; i < count; ++i)
+      bits |= static_cast<uintptr_t>(axes[i].to) |
+              static_cast<uintptr_t>(axes[i].from);
+    while (unit < 8 && bits % static_cast<uintptr_t>(2 * unit) == 0) {
+      unit *= 2;
+      axes[0] = {axes[0].size / 2, unit, unit};
+    }
+  }
+  return StridedCopy(*this, *copies, stream)
+      .run(target, source, unit, axes, count);
 }

@@ -77,6 +77,25 @@ struct corey::cuda::driver::CUlinkState_st {
   size_t errorBytes = 0;
 };
 
+/// What the library's own kernels do: corey_copy_<bytes> and
+/// corey_transpose_<bytes>, with five axes of size and steps in bytes.
+static void copyStrided(const Launch &launch) {
+  size_t bytes = std::stoul(launch.kernel.substr(launch.kernel.rfind('_') + 1));
+  const uint64_t *axes = &launch.arguments[2];
+  std::function<void(int, uint64_t, uint64_t)> loop = [&](int axis, uint64_t to,
+                                                          uint64_t from) {
+    if (axis < 0) {
+      std::memcpy(reinterpret_cast<void *>(to),
+                  reinterpret_cast<const void *>(from), bytes);
+      return;
+    }
+    for (uint64_t i = 0; i < axes[3 * axis]; ++i)
+      loop(axis - 1, to + i * axes[3 * axis + 1],
+           from + i * axes[3 * axis + 2]);
+  };
+  loop(4, launch.arguments[0], launch.arguments[1]);
+}
+
 namespace {
 struct Allocation {
   size_t bytes;
@@ -90,6 +109,13 @@ struct State {
   uint64_t memory = uint64_t(1) << 30, inUse = 0;
   bool holdEvents = false;
   std::map<std::string, Kernel> kernels;
+  State() { resetKernels(); }
+  void resetKernels() {
+    kernels.clear();
+    for (const char *bytes : {"1", "2", "4", "8"})
+      for (const char *kernel : {"corey_copy_", "corey_transpose_"})
+        kernels[std::string(kernel) + bytes] = copyStrided;
+  }
   std::vector<Launch> launches;
   std::map<CUdeviceptr, Allocation> allocations;
   CUctx_st contexts[8] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
@@ -236,6 +262,7 @@ void corey_fake_hold_events(int hold) { state().holdEvents = hold; }
 void corey_fake_register(const char *kernel, Kernel function) {
   state().kernels[kernel] = function;
 }
+void corey_fake_reset_kernels() { state().resetKernels(); }
 }
 
 std::vector<Launch> corey::fake::takeLaunches() {
@@ -445,47 +472,6 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext, CUdeviceptr from,
   return copy(stream, "memcpy", hostOf(to), hostOf(from), bytes);
 }
 
-static CUresult copyVolume(CUDA_MEMCPY3D c, CUstream stream) {
-  if (c.srcPitch < c.WidthInBytes || c.dstPitch < c.WidthInBytes ||
-      (c.Depth > 1 && (c.srcHeight < c.Height || c.dstHeight < c.Height)))
-    return CUDA_ERROR_INVALID_VALUE;
-  auto *to = static_cast<char *>(
-      c.dstMemoryType == CU_MEMORYTYPE_HOST ? c.dstHost : hostOf(c.dstDevice));
-  auto *from = static_cast<const char *>(hostOf(c.srcDevice));
-  size_t toPlane = c.dstPitch * c.dstHeight,
-         fromPlane = c.srcPitch * c.srcHeight;
-  auto extent = [&](size_t plane, size_t pitch) {
-    return (c.Depth - 1) * plane + (c.Height - 1) * pitch + c.WidthInBytes;
-  };
-  if (!inDeviceMemory(c.srcDevice, extent(fromPlane, c.srcPitch)) ||
-      (c.dstMemoryType == CU_MEMORYTYPE_DEVICE &&
-       !inDeviceMemory(c.dstDevice, extent(toPlane, c.dstPitch))))
-    return CUDA_ERROR_ILLEGAL_ADDRESS;
-  return put(stream, "memcpy", [=] {
-    for (size_t z = 0; z < c.Depth; ++z)
-      for (size_t y = 0; y < c.Height; ++y)
-        std::memcpy(to + z * toPlane + y * c.dstPitch,
-                    from + z * fromPlane + y * c.srcPitch, c.WidthInBytes);
-  });
-}
-CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copy, CUstream stream) {
-  ENTER(cuMemcpy2DAsync);
-  CUDA_MEMCPY3D c = {};
-  c.srcDevice = copy->srcDevice;
-  c.srcPitch = copy->srcPitch;
-  c.dstMemoryType = copy->dstMemoryType;
-  c.dstHost = copy->dstHost;
-  c.dstDevice = copy->dstDevice;
-  c.dstPitch = copy->dstPitch;
-  c.WidthInBytes = copy->WidthInBytes;
-  c.Height = copy->Height;
-  c.Depth = 1;
-  return copyVolume(c, stream);
-}
-CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *copy, CUstream stream) {
-  ENTER(cuMemcpy3DAsync);
-  return copyVolume(*copy, stream);
-}
 CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t bytes,
                          CUstream stream) {
   ENTER(cuMemsetD8Async);

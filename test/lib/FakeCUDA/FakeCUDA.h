@@ -8,9 +8,9 @@
 // host memory, what is put on a stream happens at once, or becomes a node of
 // the graph that the stream captures. PTX "compiles" to itself behind a mark
 // unless it says "syntax error". Kernels are recorded, and run if a test has
-// registered a function for them. Like the driver, it refuses to work without a
-// current context, on addresses that are not in device memory, and to allocate
-// or wait in a thread that captures.
+// registered a function for them; the run-time library's own run always. Like
+// the driver, it refuses to work without a current context, on addresses that
+// are not in device memory, and to allocate or wait in a thread that captures.
 //
 // COREY_FAKE_CUDA_FAIL=<function>:<CUresult> has every call of a function fail.
 //
@@ -56,6 +56,8 @@ uint64_t corey_fake_memory_in_use();
 /// While held, no event is done.
 void corey_fake_hold_events(int hold);
 void corey_fake_register(const char *kernel, corey::fake::Kernel function);
+/// Forgets what was registered.
+void corey_fake_reset_kernels();
 }
 
 #endif // COREY_TEST_FAKECUDA_H

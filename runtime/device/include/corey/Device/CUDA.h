@@ -49,6 +49,7 @@ struct Driver;
 }
 
 class Module;
+class Program;
 class Gemm;
 
 //===----------------------------------------------------------------------===//
@@ -128,13 +129,15 @@ public:
                       size_t bytes, void *stream) const;
   Status memset(void *to, unsigned char value, size_t bytes,
                 void *stream) const;
-  /// Copies `rank` dimensions of elements of 1, 2, 4 or 8 bytes, with sizes
-  /// and strides in elements, of any sign. `to` and `from` are the addresses of
-  /// element 0. Axes that follow one another are merged and up to three of
-  /// them copied by one operation, those that leave the fewest operations;
-  /// more, or a stride that no pitched copy can have, take a loop of copies.
-  /// Elements of `to` must differ from one another and from those of `from`.
-  /// `toHost` says that `to` is pinned host memory.
+  /// Copies `rank` dimensions, at most 32, of elements of 1, 2, 4 or 8 bytes,
+  /// with sizes and strides in elements, of any sign. `to` and `from` are the
+  /// addresses of element 0. One operation: a plain copy where all of it is one
+  /// run in both, else a kernel, which a device loads when it first needs it
+  /// (more than one where over 5 axes or 2^30 elements are left after axes that
+  /// follow one another are merged). Elements of `to` must differ from one
+  /// another and from those of `from`. `toHost` says that `to` is pinned host
+  /// memory. Errors: InvalidArgument, Unsupported for more dimensions, those of
+  /// loadModule().
   Status copyStrided(void *to, const int64_t *toStrides, const void *from,
                      const int64_t *fromStrides, const int64_t *sizes,
                      size_t rank, size_t elementBytes, void *stream,
@@ -165,6 +168,8 @@ private:
   Device() = default;
   Status initialize(int ordinal);
   struct GemmLibrary;
+  /// The kernels of copyStrided().
+  static std::shared_ptr<Program> makeCopies(std::shared_ptr<Device> device);
 
   const driver::Driver *api = nullptr;
   int number = 0;
@@ -175,6 +180,8 @@ private:
   /// By hash of image and options.
   std::unordered_map<std::string, std::weak_ptr<Module>> modules;
   std::shared_ptr<GemmLibrary> gemm;
+  /// Keeps the device, which is kept anyway.
+  std::shared_ptr<const Program> copies;
 };
 
 //===----------------------------------------------------------------------===//
