@@ -1138,9 +1138,11 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
       };
       if (!isStates) {
         Val start = segment - 1.0;
+        // Beyond a sequence's end nobody has left any, and none is wanted.
+        Val before = k.select(count > 0.0, segment, k.i32(0));
         Vals carried(state);
         carried.push_back(k.f32(1));
-        carried = k.forLoop(k.i32(0), segment, 1, carried,
+        carried = k.forLoop(k.i32(0), before, 1, carried,
                             [&](Val i, ArrayRef<Val> in) -> Vals {
                               // What has decayed to nothing brings nothing.
                               return k.ifValues(
