@@ -36,6 +36,8 @@ using namespace corey::ssm;
 static constexpr int64_t kMaxThreads = 512, kMaxBlocks = 8, kTogether = 16;
 /// Values of a digit at most, of which each has a thread.
 static constexpr int64_t kMaxBins = 256, kDigits = 3;
+/// Of lists that have room for all logits of a block, at most.
+static constexpr int64_t kListBytes = 64 << 10;
 /// How often the range is cut before all that is left is bisected.
 static constexpr int64_t kCuts = 2;
 /// orderOf() infinity, and its negative.
@@ -207,6 +209,8 @@ public:
     counters = k.shared(2 * 4 * numLimbs * bins, 8);
     sumsOfWarps = k.shared(8 * (bins / 32), 8);
     chosen = k.shared(3 * 8, 8);
+    if (int64_t bytes = 4 * row.partOfBlock(); bytes <= kListBytes)
+      list = k.offset(k.shared(bytes), k.threadIdx() * 4);
     Val wantsCount = (topK > 0) & (topK < double(row.size));
     Val wantsMass = topP < 1;
     Vals kept =
@@ -378,10 +382,11 @@ private:
           condition & isMass, [&] { return Vals{weightOf(value)}; },
           [&] { return Vals{k.select(condition, k.i64(1), k.i64(0))}; })[0];
     };
-    enum { Low, High, Above, Inside, Target, IsOpen };
+    enum { Low, High, Above, Inside, Target, IsOpen, Listed };
     Vals cut = k.forLoop(
         k.i32(0), k.i32(kCuts), 1,
-        {before[0], largestKey, k.i64(0), k.i64(0), k.i64(0), k.boolean(true)},
+        {before[0], largestKey, k.i64(0), k.i64(0), k.i64(0), k.boolean(true),
+         k.i32(0)},
         [&](Val number, ArrayRef<Val> in) {
           return k.ifValues(
               in[IsOpen],
@@ -399,37 +404,64 @@ private:
                       k.min(exactMul(exactSub(top, value), steps),
                             k.f32((int64_t(1) << kDigits * binBits) - 1)));
                 };
-                enum { Prefix, UpTo, Of, Wanted };
+                enum { Prefix, UpTo, Of, Wanted, Kept };
+                // Of the last one and its prefix there are few, on lists.
                 Vals found = k.forLoop(
-                    k.i32(0), k.i32(kDigits), 1,
-                    {k.i32(0), in[Above], k.i64(0), in[Target]},
+                    k.i32(0), k.i32(kDigits - 1), 1,
+                    {k.i32(0), in[Above], k.i64(0), in[Target], k.i32(0)},
                     [&](Val digit, ArrayRef<Val> so) {
-                      return sumDigit(
-                          digit, (number == 0) & (digit == 0), so[Prefix],
-                          so[UpTo], so[Wanted], isMass, topK, topP, before[2],
-                          [&](llvm::function_ref<void(Val, Val)> add) {
-                            Val below =
-                                (double(kDigits - 1) - digit) * double(binBits);
-                            row.forAll({},
-                                       [&](Val value, Val key, Val, Val inside,
-                                           ArrayRef<Val>) -> Vals {
-                                         Val digits =
-                                             shiftRight(digitsOf(value), below);
-                                         Val prefix = digits >> binBits;
-                                         k.ifThen(isLeft(key, inside) &
-                                                      (prefix == so[Prefix]),
-                                                  [&] {
-                                                    add(value,
-                                                        digits & (bins - 1));
-                                                  });
-                                         return {};
-                                       });
+                      Val below =
+                          (double(kDigits - 1) - digit) * double(binBits);
+                      Val isListed = digit == double(kDigits - 2);
+                      Val listed;
+                      Vals sums = sumDigit(
+                          digit, (number == 0) & (digit == 0), so, isMass, topK,
+                          topP, before[2], [&](AddTo add) {
+                            listed =
+                                row.forAll({k.i32(0)}, [&](Val value, Val key,
+                                                           Val, Val inside,
+                                                           ArrayRef<Val> slot) {
+                                  Val digits =
+                                      shiftRight(digitsOf(value), below);
+                                  return k.ifValues(
+                                      isLeft(key, inside) &
+                                          ((digits >> binBits) == so[Prefix]),
+                                      [&]() -> Vals {
+                                        add(value, digits & (bins - 1));
+                                        if (!list)
+                                          return Vals(slot);
+                                        k.ifThen(isListed, [&] {
+                                          k.store(key, listAt(slot[0]));
+                                        });
+                                        return {slot[0] + k.select(isListed,
+                                                                   k.i32(1),
+                                                                   k.i32(0))};
+                                      },
+                                      [&] { return Vals(slot); });
+                                })[0];
                           });
+                      sums.push_back(listed);
+                      return sums;
+                    });
+                Val listed = found[Kept], prefix = found[Prefix];
+                found = sumDigit(
+                    k.i32(kDigits - 1), k.boolean(false), found, isMass, topK,
+                    topP, before[2], [&](AddTo add) {
+                      forListed(listed, {},
+                                [&](Val value, Val key, Val inside,
+                                    ArrayRef<Val>) -> Vals {
+                                  Val digits = digitsOf(value);
+                                  k.ifThen(
+                                      isLeft(key, inside) &
+                                          ((digits >> binBits) == prefix),
+                                      [&] { add(value, digits & (bins - 1)); });
+                                  return {};
+                                });
                     });
                 Val isNone = found[Prefix] < 0;
-                Vals ends = row.forAll(
-                    {k.i32(kLastKey), k.i32(kNoKey)},
-                    [&](Val value, Val key, Val, Val inside,
+                Vals ends = forListed(
+                    listed, {k.i32(kLastKey), k.i32(kNoKey)},
+                    [&](Val value, Val key, Val inside,
                         ArrayRef<Val> so) -> Vals {
                       Val isHere = isLeft(key, inside) &
                                    (digitsOf(value) == found[Prefix]);
@@ -442,7 +474,8 @@ private:
                     });
                 return {ends[0],       ends[1],
                         found[UpTo],   found[Of],
-                        found[Wanted], isNot(isNone) & (ends[0] < ends[1])};
+                        found[Wanted], isNot(isNone) & (ends[0] < ends[1]),
+                        listed};
               },
               [&] { return Vals(in); });
         });
@@ -458,9 +491,9 @@ private:
                 Val low = in[Low], high = in[High];
                 // Rounded down, without overflow.
                 Val middle = (low & high) + half(low ^ high);
-                Vals halves = row.forAll(
-                    {k.i64(0), k.i32(kLastKey), k.i32(kNoKey)},
-                    [&](Val value, Val key, Val, Val inside,
+                Vals halves = forListed(
+                    cut[Listed], {k.i64(0), k.i32(kLastKey), k.i32(kNoKey)},
+                    [&](Val value, Val key, Val inside,
                         ArrayRef<Val> so) -> Vals {
                       Val isUpper = inside & (key > middle) & (key <= high);
                       Val isLower = inside & (key <= middle) & (key >= low);
@@ -494,16 +527,36 @@ private:
           return {range[Low], needed, (range[Inside] / each - needed) * weight};
         });
   }
+  /// Calls body(value, key, inside, carried) for all that is on the lists, or
+  /// for all logits where there are too many for lists.
+  Vals forListed(Val listed, ArrayRef<Val> inits,
+                 llvm::function_ref<Vals(Val value, Val key, Val inside,
+                                         ArrayRef<Val> carried)>
+                     body) {
+    if (!list)
+      return row.forAll(
+          inits, [&](Val value, Val key, Val, Val inside, ArrayRef<Val> in) {
+            return body(value, key, inside, in);
+          });
+    return k.forLoop(k.i32(0), listed, 1, inits, [&](Val i, ArrayRef<Val> in) {
+      Val key = k.load(listAt(i), k.i32Type());
+      return body(valueOf(key), key, k.boolean(true), in);
+    });
+  }
+  Val listAt(Val slot) {
+    return k.offset(list, slot * double(4 * k.bounds.threads));
+  }
+
+  using AddTo = llvm::function_ref<void(Val value, Val bin)>;
   /// Sums up the measures of logits by a digit, those that `forAll` calls its
-  /// argument for with their digit, and finds the digit with the threshold:
-  /// {prefix with the digit, measure above it, measure of it, target}. The
-  /// prefix is -1 if all is less than the target, which is `target` or, at the
-  /// `first` time, what is wanted of all.
-  Vals sumDigit(
-      Val digit, Val isFirst, Val prefix, Val above, Val target, Val isMass,
-      Val topK, Val topP, Val excess,
-      llvm::function_ref<void(llvm::function_ref<void(Val value, Val bin)>)>
-          forAll) {
+  /// argument for with their digit, and finds the digit with the threshold.
+  /// From and to {prefix of digits, measure above it, measure of it, target}.
+  /// The prefix is -1 if all is less than the target, which is what is wanted
+  /// of all at the `first` time.
+  Vals sumDigit(Val digit, Val isFirst, ArrayRef<Val> before, Val isMass,
+                Val topK, Val topP, Val excess,
+                llvm::function_ref<void(AddTo)> forAll) {
+    Val prefix = before[0], above = before[1], target = before[3];
     // The other one may still be read.
     Val buffer = k.offset(counters, (digit & 1) * double(4 * numLimbs * bins));
     Val thread = k.threadIdx();
@@ -642,8 +695,8 @@ private:
   /// shared memory: bits of each, and how many.
   int64_t bins = 0, binBits = 0, limbBits = 0, numLimbs = 0;
   /// In shared memory: two buffers of counters by digit, their sums by warp,
-  /// and what is chosen.
-  Val counters, sumsOfWarps, chosen;
+  /// and what is chosen; and where a thread may list its logits, or null.
+  Val counters, sumsOfWarps, chosen, list;
   /// What is kept: keys above `low`, and the first `ties` of those equal to it.
   Val low, ties;
   /// The weights of those equal to it that are not.
