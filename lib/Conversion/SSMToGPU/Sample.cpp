@@ -13,8 +13,9 @@
 //
 //  1. The distance to the largest logit of what is left is a number of three
 //     digits. The measure of each first digit is summed up, and the one with
-//     the threshold is left; then of each second digit, and third. Once more if
-//     logits that are not equal are left, as where one is far from all others.
+//     the threshold is left; then of each second digit, when what is left goes
+//     to lists of the threads, if they have room for all, and third. Once more
+//     if logits that are not equal are left, as where one is far from others.
 //  2. Bisection of those, between logits that there are.
 //
 // Then every warp sums up what is kept of its own part of the row, and the one
