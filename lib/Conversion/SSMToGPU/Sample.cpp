@@ -35,6 +35,8 @@ using namespace corey::ssm;
 /// Threads of a block and blocks of a row at most, and elements that a thread
 /// loads at once.
 static constexpr int64_t kMaxThreads = 512, kMaxBlocks = 8, kTogether = 16;
+/// Blocks per multiprocessor up to which a row has more than one.
+static constexpr int64_t kWaves = 4;
 /// Values of a digit at most, of which each has a thread.
 static constexpr int64_t kMaxBins = 256, kDigits = 3;
 /// Of lists that have room for all logits of a block, at most.
@@ -723,11 +725,36 @@ struct SampleLowering : public GPULoweringPattern<SampleOp> {
       while (blocks < kMaxBlocks && size > kTogether * threads * blocks)
         blocks *= 2;
     Value rows = e.rowCount(logits);
+    auto emit = [&](int64_t blocks) {
+      emitSample(e, op, {logits, random, temperatures, topKs, topPs, out, next},
+                 rows, threads, blocks);
+    };
+    // Many rows have all multiprocessors at work by themselves, and less to
+    // tell each other.
+    if (blocks == 1)
+      emit(1);
+    else
+      e.ifThen(
+          e.cmp(arith::CmpIPredicate::sle, e.mul(rows, blocks),
+                e.index(kWaves * target.multiprocessors)),
+          [&] { emit(blocks); }, [&] { emit(1); });
+    e.replaceWith({out, next});
+    return success();
+  }
 
+private:
+  struct Buffers {
+    Value logits, random, temperature, topK, topP, out, next;
+  };
+  void emitSample(GPULowering &e, SampleOp op, const Buffers &buffers,
+                  Value rows, int64_t threads, int64_t blocks) const {
+    int64_t size = op.getLogits().getType().getShape().back();
+    Value logits = buffers.logits;
     KernelBuilder k(e.host, e.loc, e.kernels, "sample", {threads, 0});
-    DeviceTensor x(e, k, logits), ids(e, k, out), randoms(e, k, random),
-        nextRandoms(e, k, next), temperature(e, k, temperatures),
-        topK(e, k, topKs), topP(e, k, topPs);
+    DeviceTensor x(e, k, logits), ids(e, k, buffers.out),
+        randoms(e, k, buffers.random), nextRandoms(e, k, buffers.next),
+        temperature(e, k, buffers.temperature), topK(e, k, buffers.topK),
+        topP(e, k, buffers.topP);
     Val number = rowOfBlock(k);
     // The same for all threads of a block.
     k.ifThen(number < k.i32Argument(rows), [&] {
@@ -787,8 +814,6 @@ struct SampleLowering : public GPULoweringPattern<SampleOp> {
         team.sync();
     });
     k.launch(e.gridOf(e.index(blocks), rows), blocks);
-    e.replaceWith({out, next});
-    return success();
   }
 };
 } // namespace

@@ -31,15 +31,25 @@
 // SM80-NOT: cluster
 // SM80-NOT: mapa
 
-// A logit at a time, for less threads.
+// One block for each of many rows.
 // CHECK-LABEL: gpu.func @sample_1(
+// CHECK-SAME: known_block_size = array<i32: 512, 1, 1>
+// CHECK-NOT: cluster
+// CHECK-NOT: mapa
+// CHECK: gpu.return
+
+// A logit at a time, for less threads.
+// CHECK-LABEL: gpu.func @sample_2(
 // CHECK-SAME: known_block_size = array<i32: 32, 1, 1>
 // CHECK: "ld.global.b16
 // CHECK-NOT: cluster
 // CHECK: gpu.return
 
 // CHECK-LABEL: func.func @large(
+// CHECK: %[[IS_FEW:.+]] = arith.cmpi sle, %{{.+}}, %c528 : index
+// CHECK: scf.if %[[IS_FEW]]
 // CHECK: gpu.launch_func @kernels::@sample clusters in (%c8, %c1, %c1) blocks in (%c8,
+// CHECK: gpu.launch_func @kernels::@sample_1 blocks in (%c1,
 func.func @large(%x: tensor<?x50280xf32>, %t: tensor<?xf32>, %k: tensor<?xi32>, %p: tensor<?xf32>, %r: tensor<?x3xi64>)
     -> (tensor<?xi32>, tensor<?x3xi64>) {
   %y:2 = ssm.sample %x, %t, %k, %p, %r : tensor<?x50280xf32>, tensor<?xf32>, tensor<?xi32>, tensor<?xf32>, tensor<?x3xi64> -> tensor<?xi32>, tensor<?x3xi64>
@@ -47,7 +57,7 @@ func.func @large(%x: tensor<?x50280xf32>, %t: tensor<?xf32>, %k: tensor<?xi32>, 
 }
 
 // CHECK-LABEL: func.func @small(
-// CHECK: gpu.launch_func @kernels::@sample_1 blocks in (%c1,
+// CHECK: gpu.launch_func @kernels::@sample_2 blocks in (%c1,
 func.func @small(%x: tensor<33xbf16>, %t: tensor<f32>, %k: tensor<i32>, %p: tensor<f32>, %r: tensor<3xi64>)
     -> (tensor<i64>, tensor<3xi64>) {
   %y:2 = ssm.sample %x, %t, %k, %p, %r : tensor<33xbf16>, tensor<f32>, tensor<i32>, tensor<f32>, tensor<3xi64> -> tensor<i64>, tensor<3xi64>
