@@ -1062,13 +1062,50 @@ TEST_F(CUDAExecutableTest, GraphsObserveForPoliciesThatAsk) {
   EXPECT_TRUE(program->observations().empty());
   EXPECT_FALSE(observes());
   EXPECT_EQ(program->observations()[0].calls, 1u);
-  // One that asks for nothing ends it, until there is one that does.
+  EXPECT_EQ(run->launches().all, 2u);
+  EXPECT_EQ(run->launches().observing, 1u);
+  // One that asks for nothing ends it, and its launches do not count.
   ASSERT_OK(program->setPolicy("", "unsplit"));
-  for (int launch = 2; launch < 128; ++launch)
+  for (int launch = 0; launch < 100; ++launch)
     EXPECT_FALSE(observes());
   EXPECT_EQ(program->chunks()[0].chunk, 4096);
-  ASSERT_OK(program->setPolicy("", "entropy"));
-  EXPECT_TRUE(observes());
+  // Each of those that ask has a count of its own, whatever turns they take:
+  // of 96 and 94 launches two each observe.
+  std::map<std::string, int> launches{{"entropy", 2},
+                                      {"guarded:inner=[entropy]", 0}};
+  for (int turn = 0; turn < 47; ++turn)
+    for (const char *policy :
+         {"unsplit", "entropy", "guarded:inner=[entropy]"}) {
+      ASSERT_OK(program->setPolicy("", policy));
+      for (int i = 0; i < 2; ++i)
+        EXPECT_EQ(observes(), policy != std::string("unsplit") &&
+                                  launches[policy]++ % 64 == 0)
+            << policy << " " << turn;
+    }
+  EXPECT_EQ(run->launches().all, 102u + 47 * 6);
+  EXPECT_EQ(run->launches().observing, 4u);
+}
+
+TEST_F(CUDAExecutableTest, GraphsAreKeptForPoliciesThatAgree) {
+  std::shared_ptr<Executable> program = compile(kScan);
+  ASSERT_OK(program->setPolicy("", "static:64"));
+  std::vector<Tensor> inputs = scanInputs(256);
+  std::shared_ptr<CapturedRun> run = take(program->capture("main", inputs));
+  auto captures = [&] {
+    corey_fake_reset_calls();
+    Status status = run->launch();
+    EXPECT_TRUE(status) << status.message();
+    return corey_fake_calls("cuStreamBeginCapture");
+  };
+  ASSERT_OK(program->setPolicy("", "unsplit"));
+  EXPECT_EQ(captures(), 1u);
+  ASSERT_OK(program->setPolicy("", "static:256"));
+  EXPECT_EQ(captures(), 0u);
+  EXPECT_EQ(program->chunks()[0].policy, "static:256");
+  ASSERT_OK(program->setChunk("scan", 256));
+  EXPECT_EQ(captures(), 0u);
+  ASSERT_OK(program->setChunk("scan", 64));
+  EXPECT_EQ(captures(), 1u);
 }
 
 TEST_F(CUDAExecutableTest, ObservationsAreAsTheOptionsSay) {

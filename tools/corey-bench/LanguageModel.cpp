@@ -8,6 +8,7 @@
 #include "Workload.h"
 #include "corey/Analysis/RegionCost.h"
 #include "corey/Model.h"
+#include "corey/Scheduler/Policy.h"
 #include "corey/ToolUtils.h"
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/CommandLine.h"
@@ -26,16 +27,109 @@ namespace cl = llvm::cl;
 static constexpr const char *kTool = "corey-bench";
 
 namespace {
+/// In front of another policy: the chunks that it bound, held.
+constexpr llvm::StringLiteral kHeld = "held:";
+
+/// What is bound at every site: chunks and variants.
+using Bound = std::vector<std::pair<int64_t, std::string>>;
+
 /// One configuration of a model: a prompt, and whom the chunks are left to.
 struct Setting {
   int64_t prompt = 0, batch = 1;
-  /// A policy of the scheduler for every site.
+  /// A policy of the scheduler for every site, or what another one bound.
   std::string policy;
+  /// Whether it decides on statistics.
+  bool observes = false;
   /// What the first layer's scan was bound to in the prompt, of a prompt in
   /// segments in the last one; 0 if nothing chooses there.
   int64_t chunk = 0;
   std::vector<double> prefillMs, decodeMs, totalMs;
+  /// Of `prefillMs`, the prompts that had a launch that observed, and others.
+  std::vector<double> observingMs, plainMs;
+  CapturedRun::Launches launches;
+  /// By round: the mean of its prompts, and what was bound when they began.
+  struct Turn {
+    double meanMs;
+    Bound bound;
+  };
+  std::vector<Turn> turns;
+  Bound bound;
 };
+
+double mean(const std::vector<double> &values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) /
+         static_cast<double>(values.size());
+}
+/// NaN of none.
+double medianOrNaN(std::vector<double> values) {
+  return values.empty() ? NAN : median(values);
+}
+
+/// How much longer than another setting one takes in the mean, as a part, from
+/// the rounds in which both had the same chunks.
+struct Overhead {
+  const Setting *over = nullptr;
+  double value = NAN, low = NAN, high = NAN;
+  int64_t rounds = 0;
+};
+
+/// What t with `degrees` of freedom is below at 97.5 %: the normal
+/// distribution's, by the expansion of Cornish and Fisher (0.5 % too little for
+/// 4, and ever closer).
+double studentQuantile(double degrees) {
+  double z = 1.959964, z2 = z * z;
+  return z + z * (z2 + 1) / (4 * degrees) +
+         z * ((5 * z2 + 16) * z2 + 3) / (96 * degrees * degrees) +
+         z * (((3 * z2 + 19) * z2 + 17) * z2 - 15) /
+             (384 * degrees * degrees * degrees);
+}
+
+Overhead overheadOf(const Setting &setting, const Setting &over) {
+  std::vector<std::pair<double, double>> pairs;
+  double sum = 0, sumOver = 0;
+  for (auto [own, other] : llvm::zip_equal(setting.turns, over.turns))
+    if (own.bound == other.bound) {
+      pairs.emplace_back(own.meanMs, other.meanMs);
+      sum += own.meanMs;
+      sumOver += other.meanMs;
+    }
+  Overhead overhead;
+  overhead.over = &over;
+  overhead.rounds = static_cast<int64_t>(pairs.size());
+  if (pairs.empty())
+    return overhead;
+  // Of a ratio of means: a round's distance is what it adds to the ratio. A
+  // device that gets slower does so for both.
+  double ratio = sum / sumOver, squares = 0;
+  for (auto [own, other] : pairs)
+    squares += (own - ratio * other) * (own - ratio * other);
+  overhead.value = ratio - 1;
+  // The quantile is for no less.
+  if (pairs.size() < 5)
+    return overhead;
+  double n = static_cast<double>(pairs.size());
+  double reach =
+      studentQuantile(n - 1) * std::sqrt(squares / (n - 1) * n) / sumOver;
+  overhead.low = overhead.value - reach;
+  overhead.high = overhead.value + reach;
+  return overhead;
+}
+
+/// Of a setting that observes, over the one that does not and had the same
+/// chunks most often; none if there is no such.
+Overhead findOverhead(const Setting &setting,
+                      const std::vector<Setting> &settings) {
+  Overhead best;
+  if (setting.observes)
+    for (const Setting &other : settings) {
+      if (other.observes)
+        continue;
+      Overhead overhead = overheadOf(setting, other);
+      if (overhead.rounds > best.rounds)
+        best = overhead;
+    }
+  return best;
+}
 
 /// Of a sample, for a median: its middle half.
 std::pair<double, double> quartiles(std::vector<double> values) {
@@ -66,9 +160,10 @@ double bestStaticPrefill(std::vector<Setting> settings) {
 
 class LanguageModelBenchmark {
 public:
-  LanguageModelBenchmark(Model &model, int64_t generate, double budgetMs)
-      : model(model), generate(generate), budgetMs(budgetMs) {}
-
+  /// Of `turns` rounds, or as many as there is time for if that is 0.
+  LanguageModelBenchmark(Model &model, int64_t generate, double budgetMs,
+                         int turns)
+      : model(model), generate(generate), budgetMs(budgetMs), turns(turns) {}
   /// Measures settings of one prompt and batch in turn, in another order each
   /// round: a device's clock depends on what it did before.
   Status measure(std::vector<Setting> &settings) {
@@ -83,53 +178,96 @@ public:
     for (Setting &each : settings)
       order.push_back(&each);
     auto start = std::chrono::steady_clock::now();
-    for (int round = -2; round < kMaxRounds; ++round) {
+    for (int round = -2; round < (turns ? turns : kMaxRounds); ++round) {
       double spent = std::chrono::duration<double, std::milli>(
                          std::chrono::steady_clock::now() - start)
                          .count();
       if (round == 0)
         start = std::chrono::steady_clock::now();
-      if (round >= kMinRounds &&
+      if (!turns && round >= kMinRounds &&
           spent > budgetMs * static_cast<double>(settings.size()))
         break;
-      for (size_t i = order.size(); i > 1; --i)
+      // What is held must have been bound before.
+      for (size_t i = order.size(); round >= 0 && i > 1; --i)
         std::swap(order[i - 1], order[random() % i]);
       for (Setting *each : order)
-        if (Status status = takeTurn(*each, prompts, /*record=*/round >= 0);
-            !status)
+        if (Status status = takeTurn(*each, settings, prompts, round); !status)
           return status;
     }
-    return Status::ok();
+    return release();
   }
 
 private:
   static constexpr int kMinRounds = 5, kMaxRounds = 1000;
   /// Runs of a setting before it is the next one's turn, where there are
-  /// several. The first after another policy captures graphs anew and is not
-  /// counted.
-  static constexpr int kRunsOfTurn = 4;
+  /// several, after two that may capture graphs anew and are not counted. That
+  /// is an odd number in all: of 64 launches one observes, and it comes to each
+  /// run of a turn equally often.
+  static constexpr int kRunsOfTurn = 5;
 
-  Status takeTurn(Setting &setting, const TokenSequences &prompts,
-                  bool record) {
-    bool isNew = setting.policy != current;
-    if (isNew) {
-      if (Status status = model.executable().setPolicy("", setting.policy);
-          !status)
+  /// Leaves chunks that are held to policies again.
+  Status release() {
+    Executable &program = model.executable();
+    for (const ChunkInfo &each : program.chunks()) {
+      Status status = program.setChunk(each.site, 0);
+      if (status)
+        status = program.setVariant(each.site, "");
+      if (!status)
+        return status;
+    }
+    return Status::ok();
+  }
+  Status choose(const Setting &setting, const std::vector<Setting> &settings) {
+    Executable &program = model.executable();
+    if (!llvm::StringRef(setting.policy).starts_with(kHeld)) {
+      if (llvm::StringRef(current).starts_with(kHeld))
+        if (Status status = release(); !status)
+          return status;
+      return program.setPolicy("", setting.policy);
+    }
+    const Bound &bound = llvm::find_if(settings, [&](const Setting &each) {
+                           return kHeld.str() + each.policy == setting.policy;
+                         })->bound;
+    Status status = program.setPolicy("", "unsplit");
+    for (auto [site, held] : llvm::zip_equal(program.chunks(), bound)) {
+      if (status)
+        status = program.setChunk(site.site, held.first);
+      if (status)
+        status = program.setVariant(site.site, held.second);
+    }
+    return status;
+  }
+  /// Those before round 0 are not counted.
+  Status takeTurn(Setting &setting, const std::vector<Setting> &settings,
+                  const TokenSequences &prompts, int round) {
+    bool isAlone = settings.size() == 1;
+    if (!isAlone || current.empty()) {
+      if (Status status = choose(setting, settings); !status)
         return status;
       current = setting.policy;
       // A token takes the prompt alone.
-      for (int64_t tokens : {int64_t(1), generate}) {
-        if (Status status = runOnce(setting, prompts, tokens, /*record=*/false);
-            !status)
-          return status;
-        if (std::vector<ChunkInfo> chunks = model.executable().chunks();
-            tokens == 1 && !chunks.empty())
-          setting.chunk = chunks.front().chunk;
-      }
+      if (Status status = runOnce(setting, prompts, 1, /*record=*/false);
+          !status)
+        return status;
+      setting.bound.clear();
+      for (const ChunkInfo &each : model.executable().chunks())
+        setting.bound.emplace_back(each.chunk, each.variant);
+      if (!setting.bound.empty())
+        setting.chunk = setting.bound.front().first;
+      if (Status status = runOnce(setting, prompts, generate, /*record=*/false);
+          !status)
+        return status;
     }
-    for (int i = 0; i < (isNew ? kRunsOfTurn : 1); ++i)
+    bool record = round >= 0;
+    size_t before = setting.prefillMs.size();
+    for (int i = 0; i < (isAlone ? 1 : kRunsOfTurn); ++i)
       if (Status status = runOnce(setting, prompts, generate, record); !status)
         return status;
+    if (record)
+      setting.turns.push_back(
+          {mean({setting.prefillMs.begin() + static_cast<ptrdiff_t>(before),
+                 setting.prefillMs.end()}),
+           setting.bound});
     return Status::ok();
   }
 
@@ -149,12 +287,17 @@ private:
                                   .count());
     setting.prefillMs.push_back(result->prefillMs);
     setting.decodeMs.push_back(result->decodeMs);
+    setting.launches.all += result->prefillLaunches.all;
+    setting.launches.observing += result->prefillLaunches.observing;
+    (result->prefillLaunches.observing ? setting.observingMs : setting.plainMs)
+        .push_back(result->prefillMs);
     return Status::ok();
   }
 
   Model &model;
   int64_t generate;
   double budgetMs;
+  int turns;
   std::string current;
 };
 } // namespace
@@ -188,8 +331,9 @@ int corey::runLM(int argc, char **argv) {
                          cl::cat(category));
   cl::list<std::string> policies(
       "policy",
-      cl::desc("Who chooses chunks, as corey-run takes it (default measured). "
-               "Several are measured in turn and compared"),
+      cl::desc("Who chooses chunks, as corey-run takes it (default measured); "
+               "held:<policy> for the chunks that another one bound, held "
+               "fixed. Several are measured in turn and compared"),
       cl::cat(category));
   cl::opt<std::string> fusion("fusion", cl::desc("As corey-run takes it"),
                               cl::init("dp"), cl::cat(category));
@@ -200,6 +344,14 @@ int corey::runLM(int argc, char **argv) {
                          cl::desc("Time to spend on each policy (default "
                                   "1000)"),
                          cl::init(1000), cl::cat(category));
+  cl::opt<int> turns(
+      "turns",
+      cl::desc("Turns that each policy has, of 5 prompts where there are "
+               "several policies and 1 else; 0 (default) for as many as "
+               "--budget-ms allows, 5 to 1000. Of a policy that decides on "
+               "statistics every 64th prompt gathers them: some hundred turns "
+               "show what that takes in the mean"),
+      cl::init(0), cl::cat(category));
   JsonOption json(category);
   cl::HideUnrelatedOptions(category);
   cl::ParseCommandLineOptions(
@@ -212,7 +364,8 @@ int corey::runLM(int argc, char **argv) {
        {std::tuple<const char *, std::vector<long>, long>{
             "prompt", {prompts.begin(), prompts.end()}, 1},
         {"batch", {batches.begin(), batches.end()}, 1},
-        {"generate", {generate.getValue()}, 1}})
+        {"generate", {generate.getValue()}, 1},
+        {"turns", {turns.getValue()}, 0}})
     for (long value : values)
       if (value < least)
         return refuse("--" + std::string(name) + ": expected at least " +
@@ -228,6 +381,21 @@ int corey::runLM(int argc, char **argv) {
     batches.push_back(1);
   if (policies.empty())
     policies.push_back("measured");
+  std::vector<bool> observes;
+  for (const std::string &policy : policies) {
+    llvm::StringRef held = policy;
+    bool isHeld = held.consume_front(kHeld);
+    if (isHeld &&
+        !llvm::is_contained(llvm::ArrayRef(&*policies.begin(), observes.size()),
+                            held))
+      return refuse("--policy=" + policy +
+                    ": expected a --policy before it that is held, got none "
+                    "of '" +
+                    held.str() + "'");
+    // What is none is refused by those who know them all.
+    auto parsed = scheduler::parsePolicy(policy, {});
+    observes.push_back(parsed && (*parsed)->statistics());
+  }
 
   ContextOptions contextOptions;
   contextOptions.device = target;
@@ -261,7 +429,11 @@ int corey::runLM(int argc, char **argv) {
     options.computeType = type;
     options.compile.fusion = fusion;
     // Those that decide on statistics need them gathered.
-    options.compile.policy = policies.front();
+    auto asking = llvm::find(observes, true);
+    options.compile.policy =
+        asking == observes.end()
+            ? policies.front()
+            : policies[static_cast<unsigned>(asking - observes.begin())];
     auto start = std::chrono::steady_clock::now();
     bool isFolder = llvm::sys::fs::is_directory(name);
     Expected<std::shared_ptr<Model>> model =
@@ -284,14 +456,15 @@ int corey::runLM(int argc, char **argv) {
     for (long prompt : prompts)
       for (long batch : batches) {
         std::vector<Setting> settings;
-        for (const std::string &policy : policies) {
+        for (auto [policy, isObserving] : llvm::zip_equal(policies, observes)) {
           Setting setting;
           setting.prompt = prompt;
           setting.batch = batch;
           setting.policy = policy;
+          setting.observes = isObserving;
           settings.push_back(std::move(setting));
         }
-        LanguageModelBenchmark benchmark(**model, generate, budget);
+        LanguageModelBenchmark benchmark(**model, generate, budget, turns);
         if (Status status = benchmark.measure(settings); !status)
           return reportError(kTool, status);
         double head = static_cast<double>(info.vocabSize * info.hiddenSize);
@@ -329,6 +502,27 @@ int corey::runLM(int argc, char **argv) {
           auto [totalLow, totalHigh] = quartiles(each.totalMs);
           auto [prefillLeast, prefillMost] = confidence(each.prefillMs);
           auto [decodeLeast, decodeMost] = confidence(each.decodeMs);
+          Overhead overhead = findOverhead(each, settings);
+          double meanMs = mean(each.prefillMs),
+                 plainMs = medianOrNaN(each.plainMs),
+                 observingMs = medianOrNaN(each.observingMs);
+          // How many prompts observe in the long run, each once.
+          double share =
+              static_cast<double>(each.launches.all) /
+              static_cast<double>(each.prefillMs.size()) /
+              static_cast<double>(CapturedRun::kLaunchesPerObservation);
+          double byObserving = share * (observingMs / plainMs - 1);
+          if (print && overhead.over)
+            llvm::outs() << llvm::format(
+                "  mean prefill %.4f ms, %+.3f%% (%+.3f%% to %+.3f%%) over %s "
+                "in %lld rounds; %llu of %llu launches observed, %.4f ms "
+                "where others take %.4f\n",
+                meanMs, overhead.value * 100, overhead.low * 100,
+                overhead.high * 100, overhead.over->policy.c_str(),
+                static_cast<long long>(overhead.rounds),
+                static_cast<unsigned long long>(each.launches.observing),
+                static_cast<unsigned long long>(each.launches.all), observingMs,
+                plainMs);
           double steps = generate > 1 ? generate - 1 : NAN;
           results.push_back(llvm::json::Object{
               {"benchmark", "lm"},
@@ -345,6 +539,19 @@ int corey::runLM(int argc, char **argv) {
               {"prefill_ms", prefillMs},
               {"prefill_quartiles_ms", {prefillLow, prefillHigh}},
               {"prefill_ci95_ms", {prefillLeast, prefillMost}},
+              {"prefill_mean_ms", meanMs},
+              {"prefill_launches", each.launches.all},
+              {"prefill_observing_launches", each.launches.observing},
+              {"prefill_plain_ms", jsonNumber(plainMs)},
+              {"prefill_observing_ms", jsonNumber(observingMs)},
+              {"prefill_overhead", jsonNumber(overhead.value)},
+              {"prefill_overhead_ci95",
+               {jsonNumber(overhead.low), jsonNumber(overhead.high)}},
+              {"prefill_overhead_over",
+               overhead.over ? llvm::json::Value(overhead.over->policy)
+                             : llvm::json::Value(nullptr)},
+              {"prefill_overhead_rounds", overhead.rounds},
+              {"prefill_overhead_by_observing", jsonNumber(byObserving)},
               {"prefill_over_best_static",
                jsonNumber(prefillMs / bestStatic - 1)},
               {"per_token_ms", jsonNumber(tokenMs)},

@@ -836,6 +836,18 @@ void KernelBuilder::syncWarp() {
   NVVM::SyncWarpOp::create(b, loc, i32(-1).value);
 }
 void KernelBuilder::syncBlock() { NVVM::BarrierOp::create(b, loc); }
+void KernelBuilder::syncCluster() {
+  NVVM::ClusterArriveOp::create(b, loc, UnitAttr());
+  NVVM::ClusterWaitOp::create(b, loc, UnitAttr());
+}
+Val KernelBuilder::loadOfBlock(Val pointer, Val block, Type type) {
+  auto place = LLVM::LLVMPointerType::get(
+      b.getContext(),
+      static_cast<unsigned>(NVVM::NVVMMemorySpace::SharedCluster));
+  Val there =
+      wrap(NVVM::MapaOp::create(b, loc, place, pointer.value, block.value));
+  return load(there, type);
+}
 void KernelBuilder::syncNamed(int64_t barrier, int64_t threads) {
   NVVM::BarrierOp::create(b, loc, Type(), i32(barrier).value,
                           i32(threads).value, NVVM::BarrierReductionAttr(),

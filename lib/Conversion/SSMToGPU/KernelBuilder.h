@@ -256,6 +256,11 @@ public:
   Vals reduceScatter(Vals items, int64_t lanes, Val q);
   void syncWarp();
   void syncBlock();
+  /// A barrier of all threads of a cluster. A block may load what another one,
+  /// by its number along x, has at an address of its own shared memory, between
+  /// two of them.
+  void syncCluster();
+  Val loadOfBlock(Val pointer, Val block, mlir::Type type);
   /// A barrier of its own number for the first `threads` threads that come.
   void syncNamed(int64_t barrier, int64_t threads);
 

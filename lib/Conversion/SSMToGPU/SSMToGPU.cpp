@@ -30,6 +30,7 @@ ChipFeatures corey::getChipFeatures(StringRef chip) {
     return features;
   features.hasWarpGroups = chip == "sm_90a";
   features.hasDependentLaunches = version >= 90;
+  features.hasClusters = version >= 90;
   // Of the generations' large chips; their small ones have what any chip has.
   if (version == 80 || version == 87)
     features.sharedBytes = 163 << 10;

@@ -4,15 +4,19 @@
 //
 //===----------------------------------------------------------------------===//
 //
-// A block for each row. Weights are integers, so that sums do not depend on
-// their order, and what is kept is a threshold: all logits above it, and the
-// first few of those equal to it. The threshold of top_k, of logits that are
-// counted, and that of top_p, of their weights, are found in one way:
+// A block for each row, or a cluster of blocks that each have a part of it and
+// read what the others have in shared memory. Weights are integers, so that
+// sums do not depend on their order, and what is kept is a threshold: all
+// logits above it, and the first few of those equal to it. The threshold of
+// top_k, of logits that are counted, and that of top_p, of their weights, are
+// found in one way:
 //
-//  1. The range of what is left is cut into kBins of equal width, the measure
-//     of each is summed up, and the one with the threshold is left; its logits
-//     go to lists of the threads. Again if there are too many for these.
-//  2. Bisection of the lists, between logits that there are.
+//  1. The distance to the largest logit of what is left is a number of three
+//     digits. The measure of each first digit is summed up, and the one with
+//     the threshold is left; then of each second digit, when what is left goes
+//     to lists of the threads, if they have room for all, and third. Once more
+//     if logits that are not equal are left, as where one is far from others.
+//  2. Bisection of those, between logits that there are.
 //
 // Then every warp sums up what is kept of its own part of the row, and the one
 // with the drawn number looks for it there.
@@ -28,12 +32,17 @@ using namespace mlir;
 using namespace corey;
 using namespace corey::ssm;
 
-/// Threads of a block at most; elements that each loads at once, and at most
-/// puts on its list.
-static constexpr int64_t kMaxThreads = 512, kTogether = 16, kListed = 16;
-static constexpr int64_t kBins = 8;
-/// How often the range is cut before all is bisected, lists or not.
-static constexpr int64_t kCuts = 3;
+/// Threads of a block and blocks of a row at most, and elements that a thread
+/// loads at once.
+static constexpr int64_t kMaxThreads = 512, kMaxBlocks = 8, kTogether = 16;
+/// Blocks per multiprocessor up to which a row has more than one.
+static constexpr int64_t kWaves = 4;
+/// Values of a digit at most, of which each has a thread.
+static constexpr int64_t kMaxBins = 256, kDigits = 3;
+/// Of lists that have room for all logits of a block, at most.
+static constexpr int64_t kListBytes = 64 << 10;
+/// How often the range is cut before all that is left is bisected.
+static constexpr int64_t kCuts = 2;
 /// orderOf() infinity, and its negative.
 static constexpr int64_t kInfinite = 0x7F800000, kNegative = -0x7F800001;
 static constexpr int64_t kNoKey = std::numeric_limits<int32_t>::min(),
@@ -79,53 +88,103 @@ Val randomBits(Val seed, Val sequence, Val draws) {
   return words[0] | (words[1] << 32);
 }
 
-/// The logits of a row, as all threads of its block go over them.
+/// The blocks that have a row, along x: a cluster if there are several.
+class Team {
+public:
+  Team(KernelBuilder &k, int64_t blocks) : k(k), blocks(blocks) {}
+
+  void sync() const { blocks > 1 ? k.syncCluster() : k.syncBlock(); }
+  /// What a block has at an address of its shared memory.
+  Val load(Val pointer, Val block, Type type) const {
+    return blocks > 1 ? k.loadOfBlock(pointer, block, type)
+                      : k.load(pointer, type);
+  }
+  /// KernelBuilder::reduceBlock() of all threads of the team, which
+  /// synchronizes them; in a loop they must be once more before it comes again.
+  Vals
+  reduce(Vals values,
+         llvm::function_ref<Vals(ArrayRef<Val>, ArrayRef<Val>)> combine) const {
+    values = k.reduceBlock(values, combine);
+    if (blocks == 1)
+      return values;
+    Val memory = k.shared(8 * values.size(), 8);
+    k.ifThen(k.threadIdx() == 0, [&] {
+      for (auto [i, value] : llvm::enumerate(values))
+        k.store(value, k.offset(memory, 8 * i));
+    });
+    sync();
+    Val block = k.lane() & (blocks - 1);
+    for (auto [i, value] : llvm::enumerate(values))
+      value = load(k.offset(memory, 8 * i), block, value.type());
+    for (int64_t mask = blocks / 2; mask >= 1; mask /= 2) {
+      Vals other;
+      for (Val value : values)
+        other.push_back(k.shuffleXor(value, mask));
+      values = combine(values, other);
+    }
+    return values;
+  }
+
+  KernelBuilder &k;
+  const int64_t blocks;
+};
+
+/// The logits of a row, as all threads of a block go over their part of them.
 class Row {
 public:
-  Row(KernelBuilder &k, const DeviceTensor &x, ArrayRef<Val> leading,
+  Row(const Team &team, const DeviceTensor &x, ArrayRef<Val> leading,
       int64_t size, int64_t width)
-      : k(k), x(x), start(x.at(leading, k.i32(0))), size(size), width(width),
-        together(std::max(kTogether, width)) {}
+      : team(team), k(team.k), x(x), start(x.at(leading, k.i32(0))), size(size),
+        width(width), together(std::max(kTogether, width)),
+        rounds(
+            llvm::divideCeil(size, team.blocks * k.bounds.threads * together)) {
+    begin = k.blockIdx('x') * double(partOfBlock());
+    end = k.min(begin + double(partOfBlock()), k.i32(size));
+  }
+
+  int64_t partOfBlock() const { return rounds * k.bounds.threads * together; }
 
   using Body = llvm::function_ref<Vals(Val value, Val key, Val index,
                                        Val inside, ArrayRef<Val>)>;
 
-  /// Calls body(value, key, index, inside, carried) for every logit, some of
-  /// them again, not `inside`, where threads have nothing to do.
+  /// Calls body(value, key, index, inside, carried) for every logit of the
+  /// block, some again, not `inside`, where threads have nothing to do.
   Vals forAll(ArrayRef<Val> inits, Body body) const {
     int64_t step = k.bounds.threads * width;
     int64_t perRound = k.bounds.threads * together;
-    Val first = k.threadIdx() * double(width);
-    return k.forLoop(k.i32(0), k.i32(llvm::divideCeil(size, perRound)), 1,
-                     inits, [&](Val round, ArrayRef<Val> in) {
-                       return forEach(first + round * double(perRound), step,
-                                      k.i32(size), in, body);
-                     });
+    Val first = begin + k.threadIdx() * double(width);
+    return k.forLoop(
+        k.i32(0), k.i32(rounds), 1, inits, [&](Val round, ArrayRef<Val> in) {
+          return forEach(first + round * double(perRound), step, end, in, body);
+        });
   }
   /// The same for `together` logits, of which `width` follow one another, from
-  /// `first` on and every `step` logits, for those before `end`.
-  Vals forEach(Val first, int64_t step, Val end, ArrayRef<Val> inits,
+  /// `first` on and every `step` logits, for those before `last`.
+  Vals forEach(Val first, int64_t step, Val last, ArrayRef<Val> inits,
                Body body) const {
     Vals at, values;
     for (int64_t i = 0; i < together; i += width) {
       Val position = first + double(i / width * step);
       Val offset = k.toI64(k.min(position, k.i32(size - width)));
-      Val packed = k.load(k.offset(start, offset * double(x.bytes())),
-                          k.packedType(x.element, width), true);
+      // Every pass loads them anew, from L1: there are not enough registers for
+      // all that would be made of them once.
+      Val packed = k.loadInPlace(k.offset(start, offset * double(x.bytes())),
+                                 k.packedType(x.element, width));
       llvm::append_range(values, k.unpack(packed, x.element, width));
       for (int64_t j = 0; j < width; ++j)
         at.push_back(position + double(j));
     }
     Vals carried(inits);
     for (auto [value, index] : llvm::zip_equal(values, at))
-      carried = body(value, orderOf(k, value), index, index < end, carried);
+      carried = body(value, orderOf(k, value), index, index < last, carried);
     return carried;
   }
 
+  const Team &team;
   KernelBuilder &k;
   const DeviceTensor &x;
-  Val start;
-  int64_t size, width, together;
+  Val start, begin, end;
+  int64_t size, width, together, rounds;
 };
 
 /// Draws from a row that has a finite largest logit, at a temperature above 0.
@@ -145,10 +204,16 @@ public:
 
   /// Applies top_k and top_p.
   void keep(Val topK, Val topP) {
-    Val list = k.shared(kListed * k.bounds.threads * 4, 8);
-    static_assert(8 * kBins <= 4 * kListed);
-    ownList = k.offset(list, k.threadIdx() * 4);
-    ownSums = k.offset(list, k.threadIdx() * 8);
+    bins = std::min(k.bounds.threads, kMaxBins);
+    binBits = llvm::Log2_64(bins);
+    // A block's logits may all have one digit.
+    limbBits = 32 - llvm::Log2_64_Ceil(row.partOfBlock());
+    numLimbs = llvm::divideCeil(bits + 1, limbBits);
+    counters = k.shared(2 * 4 * numLimbs * bins, 8);
+    sumsOfWarps = k.shared(8 * (bins / 32), 8);
+    chosen = k.shared(3 * 8, 8);
+    if (int64_t bytes = 4 * row.partOfBlock(); bytes <= kListBytes)
+      list = k.offset(k.shared(bytes), k.threadIdx() * 4);
     Val wantsCount = (topK > 0) & (topK < double(row.size));
     Val wantsMass = topP < 1;
     Vals kept =
@@ -168,10 +233,8 @@ public:
   void choose(Val seed, Val sequence, Val draws,
               llvm::function_ref<void(Val index)> store) {
     int64_t warps = k.bounds.threads / 32, tile = 32 * row.together;
-    int64_t tilesPerWarp =
-        llvm::divideCeil(llvm::divideCeil(row.size, tile), warps);
-    Val begin = k.warp() * double(tilesPerWarp * tile);
-    Val end = k.min(begin + double(tilesPerWarp * tile), k.i32(row.size));
+    Val begin = row.begin + k.warp() * double(row.rounds * tile);
+    Val end = k.min(begin + double(row.rounds * tile), k.i32(row.size));
     Val tieWeight = weightOf(valueOf(low));
 
     // Of each warp: what is above the threshold, and how many are equal to it.
@@ -181,7 +244,7 @@ public:
     k.ifThen(k.threadIdx() == double(k.bounds.threads - 1),
              [&] { k.store(randomBits(seed, sequence, draws), random); });
     Vals own =
-        k.forLoop(k.i32(0), k.i32(tilesPerWarp), 1, {k.i64(0), k.i32(0)},
+        k.forLoop(k.i32(0), k.i32(row.rounds), 1, {k.i64(0), k.i32(0)},
                   [&](Val number, ArrayRef<Val> in) {
                     Val first = begin + number * double(tile) +
                                 k.lane() * double(row.width);
@@ -210,16 +273,47 @@ public:
         k.select(isWarp, k.load(k.offset(sums, at * 8), k.i64Type()), k.i64(0));
     Val count = k.select(isWarp, k.load(k.offset(counts, at * 4), k.i32Type()),
                          k.i32(0));
-    Val tiesBefore = runningSum(count) - count;
-    sum = sum + keptTies(tiesBefore, count) * tieWeight;
-    Val until = runningSum(sum), before = until - sum;
-    Val number = multiplyHigh(k.load(random, k.i64Type()),
-                              k.shuffleIndex(until, k.i32(31)));
-    Val left = number - k.shuffleIndex(before, k.warp());
-    Val isHere = (left >= 0) & (number < k.shuffleIndex(until, k.warp()));
-    k.ifThen(isHere, [&] {
-      search(begin, end, tilesPerWarp, left,
-             k.shuffleIndex(tiesBefore, k.warp()), tieWeight, store);
+    // Of the logits that are kept: what is before the block's, ties among them,
+    // and whether the number is not behind them.
+    Val number, before = k.i64(0), tiesBefore = k.i32(0), isHere;
+    auto draw = [&](Val total) {
+      number = multiplyHigh(k.load(random, k.i64Type()), total);
+    };
+    int64_t blocks = row.team.blocks;
+    if (blocks > 1) {
+      Val sumOfBlock = k.shared(8, 8), countOfBlock = k.shared(4, 4);
+      Val all = k.warpSum(sum), allTies = k.warpSum(count);
+      k.ifThen(k.threadIdx() == 0, [&] {
+        k.store(all, sumOfBlock);
+        k.store(allTies, countOfBlock);
+      });
+      row.team.sync();
+      // Lane i has block i's.
+      Val isBlock = k.lane() < double(blocks),
+          block = k.min(k.lane(), k.i32(blocks - 1));
+      Part part = partOf(
+          k.select(isBlock, row.team.load(sumOfBlock, block, k.i64Type()),
+                   k.i64(0)),
+          k.select(isBlock, row.team.load(countOfBlock, block, k.i32Type()),
+                   k.i32(0)),
+          k.i32(0), tieWeight);
+      draw(k.shuffleIndex(part.until, k.i32(31)));
+      Val self = k.blockIdx('x');
+      before = k.shuffleIndex(part.before, self);
+      tiesBefore = k.shuffleIndex(part.tiesBefore, self);
+      isHere = number < k.shuffleIndex(part.until, self);
+    }
+    Part part = partOf(sum, count, tiesBefore, tieWeight);
+    if (blocks == 1) {
+      draw(k.shuffleIndex(part.until, k.i32(31)));
+      isHere = k.boolean(true);
+    }
+    Val left = number - before;
+    isHere = isHere & (left < k.shuffleIndex(part.until, k.warp()));
+    left = left - k.shuffleIndex(part.before, k.warp());
+    k.ifThen(isHere & (left >= 0), [&] {
+      search(begin, end, row.rounds, left,
+             k.shuffleIndex(part.tiesBefore, k.warp()), tieWeight, store);
     });
   }
 
@@ -264,6 +358,25 @@ private:
     return value;
   }
 
+  /// Of parts of what is kept, which lanes have in their order.
+  struct Part {
+    Val before, until, tiesBefore;
+  };
+  /// From what is above the threshold and how many are equal to it, `ties` of
+  /// them before all.
+  Part partOf(Val sum, Val count, Val ties, Val tieWeight) {
+    Part part;
+    part.tiesBefore = ties + runningSum(count) - count;
+    sum = sum + keptTies(part.tiesBefore, count) * tieWeight;
+    part.until = runningSum(sum);
+    part.before = part.until - sum;
+    return part;
+  }
+
+  Val counterAt(Val buffer, Val bin, int64_t limb) {
+    return k.offset(buffer, bin * 4 + double(4 * bins * limb));
+  }
+
   /// The threshold of logits whose measure, a count or their weights, is the
   /// least that reaches what is wanted: {low, ties, excess}, from those before.
   Vals threshold(Val isMass, Val topK, Val topP, ArrayRef<Val> before) {
@@ -272,102 +385,104 @@ private:
           condition & isMass, [&] { return Vals{weightOf(value)}; },
           [&] { return Vals{k.select(condition, k.i64(1), k.i64(0))}; })[0];
     };
-    enum { Low, High, Above, Inside, Target, Listed, IsOpen };
+    enum { Low, High, Above, Inside, Target, IsOpen, Listed };
     Vals cut = k.forLoop(
         k.i32(0), k.i32(kCuts), 1,
-        {before[0], largestKey, k.i64(0), k.i64(0), k.i64(0), k.i32(-1),
-         k.boolean(true)},
+        {before[0], largestKey, k.i64(0), k.i64(0), k.i64(0), k.boolean(true),
+         k.i32(0)},
         [&](Val number, ArrayRef<Val> in) {
           return k.ifValues(
               in[IsOpen],
               [&]() -> Vals {
                 Val low = in[Low], high = in[High];
                 Val top = valueOf(high);
-                Val steps = k.f32(kBins) / exactSub(top, valueOf(low));
+                Val steps = k.f32(int64_t(1) << kDigits * binBits) /
+                            exactSub(top, valueOf(low));
                 auto isLeft = [&](Val key, Val inside) {
                   return inside & (key >= low) & (key <= high);
                 };
                 // Not a number where all are equal, or far beyond others.
-                auto binOf = [&](Val value) {
-                  return truncated(k.min(exactMul(exactSub(top, value), steps),
-                                         k.f32(kBins - 1)));
+                auto digitsOf = [&](Val value) {
+                  return truncated(
+                      k.min(exactMul(exactSub(top, value), steps),
+                            k.f32((int64_t(1) << kDigits * binBits) - 1)));
                 };
-                // A thread sums up in shared memory: choosing among eight
-                // registers takes more than all the rest.
-                k.syncBlock();
-                for (int64_t i = 0; i < kBins; ++i)
-                  k.store(k.i64(0), sumAt(k.i32(i)));
-                row.forAll({},
-                           [&](Val value, Val key, Val, Val inside,
-                               ArrayRef<Val>) -> Vals {
-                             k.ifThen(isLeft(key, inside), [&] {
-                               Val at = sumAt(binOf(value));
-                               Val measure = measureOf(k.boolean(true), value);
-                               k.store(k.load(at, k.i64Type()) + measure, at);
-                             });
-                             return {};
-                           });
-                Vals sums;
-                for (int64_t i = 0; i < kBins; ++i)
-                  sums.push_back(k.load(sumAt(k.i32(i)), k.i64Type()));
-                // The lists are where the sums were.
-                k.syncBlock();
-                sums =
-                    k.reduceBlock(sums, [&](ArrayRef<Val> a, ArrayRef<Val> b) {
-                      Vals both;
-                      for (auto [x, y] : llvm::zip_equal(a, b))
-                        both.push_back(x + y);
-                      return both;
+                enum { Prefix, UpTo, Of, Wanted, Kept };
+                // Of the last one and its prefix there are few, on lists.
+                Vals found = k.forLoop(
+                    k.i32(0), k.i32(kDigits - 1), 1,
+                    {k.i32(0), in[Above], k.i64(0), in[Target], k.i32(0)},
+                    [&](Val digit, ArrayRef<Val> so) {
+                      Val below =
+                          (double(kDigits - 1) - digit) * double(binBits);
+                      Val isListed = digit == double(kDigits - 2);
+                      Val listed;
+                      Vals sums = sumDigit(
+                          digit, (number == 0) & (digit == 0), so, isMass, topK,
+                          topP, before[2], [&](AddTo add) {
+                            listed =
+                                row.forAll({k.i32(0)}, [&](Val value, Val key,
+                                                           Val, Val inside,
+                                                           ArrayRef<Val> slot) {
+                                  Val digits =
+                                      shiftRight(digitsOf(value), below);
+                                  return k.ifValues(
+                                      isLeft(key, inside) &
+                                          ((digits >> binBits) == so[Prefix]),
+                                      [&]() -> Vals {
+                                        add(value, digits & (bins - 1));
+                                        if (!list)
+                                          return Vals(slot);
+                                        k.ifThen(isListed, [&] {
+                                          k.store(key, listAt(slot[0]));
+                                        });
+                                        return {slot[0] + k.select(isListed,
+                                                                   k.i32(1),
+                                                                   k.i32(0))};
+                                      },
+                                      [&] { return Vals(slot); });
+                                })[0];
+                          });
+                      sums.push_back(listed);
+                      return sums;
                     });
-                Val total = sums[0];
-                for (Val sum : llvm::drop_begin(sums))
-                  total = total + sum;
-                Val wanted = k.select(isMass, shareOf(total - before[2], topP),
-                                      k.toI64(topK));
-                Val target = k.select(number == 0, wanted, in[Target]);
-                // The bin in which it is reached; none if there are too few.
-                Val above = in[Above], until = above, inside = k.i64(0);
-                Val chosen = k.i32(kBins);
-                for (auto [i, sum] : llvm::enumerate(sums)) {
-                  Val isHere = (until < target) & (until + sum >= target);
-                  chosen = k.select(isHere, k.i32(i), chosen);
-                  above = k.select(isHere, until, above);
-                  inside = k.select(isHere, sum, inside);
-                  until = until + sum;
-                }
-                Vals found = row.forAll(
-                    {k.i32(kLastKey), k.i32(kNoKey), k.i32(0)},
-                    [&](Val value, Val key, Val, Val inside,
+                Val listed = found[Kept], prefix = found[Prefix];
+                found = sumDigit(
+                    k.i32(kDigits - 1), k.boolean(false), found, isMass, topK,
+                    topP, before[2], [&](AddTo add) {
+                      forListed(listed, {},
+                                [&](Val value, Val key, Val inside,
+                                    ArrayRef<Val>) -> Vals {
+                                  Val digits = digitsOf(value);
+                                  k.ifThen(
+                                      isLeft(key, inside) &
+                                          ((digits >> binBits) == prefix),
+                                      [&] { add(value, digits & (bins - 1)); });
+                                  return {};
+                                });
+                    });
+                Val isNone = found[Prefix] < 0;
+                Vals ends = forListed(
+                    listed, {k.i32(kLastKey), k.i32(kNoKey)},
+                    [&](Val value, Val key, Val inside,
                         ArrayRef<Val> so) -> Vals {
-                      return k.ifValues(
-                          isLeft(key, inside) & (binOf(value) == chosen),
-                          [&]() -> Vals {
-                            k.ifThen(so[2] < double(kListed),
-                                     [&] { k.store(key, listAt(so[2])); });
-                            return {k.min(so[0], key), k.max(so[1], key),
-                                    so[2] + 1.0};
-                          },
-                          [&] { return Vals(so); });
+                      Val isHere = isLeft(key, inside) &
+                                   (digitsOf(value) == found[Prefix]);
+                      return {k.select(isHere, k.min(so[0], key), so[0]),
+                              k.select(isHere, k.max(so[1], key), so[1])};
                     });
-                Val own = found[2];
-                found = k.reduceBlock(
-                    found, [&](ArrayRef<Val> a, ArrayRef<Val> b) -> Vals {
-                      return {k.min(a[0], b[0]), k.max(a[1], b[1]),
-                              k.max(a[2], b[2])};
+                ends = row.team.reduce(
+                    ends, [&](ArrayRef<Val> a, ArrayRef<Val> b) -> Vals {
+                      return {k.min(a[0], b[0]), k.max(a[1], b[1])};
                     });
-                Val fits = found[2] <= double(kListed);
-                Val isNone = chosen == double(kBins);
-                return {found[0],
-                        found[1],
-                        above,
-                        inside,
-                        target,
-                        k.select(fits, own, k.i32(-1)),
-                        isNot(fits | isNone) & (found[0] < found[1])};
+                return {ends[0],       ends[1],
+                        found[UpTo],   found[Of],
+                        found[Wanted], isNot(isNone) & (ends[0] < ends[1]),
+                        listed};
               },
               [&] { return Vals(in); });
         });
-    Val target = cut[Target], listed = cut[Listed];
+    Val target = cut[Target];
     Val isNone = cut[Low] > cut[High];
 
     Vals range = k.forLoop(
@@ -379,38 +494,22 @@ private:
                 Val low = in[Low], high = in[High];
                 // Rounded down, without overflow.
                 Val middle = (low & high) + half(low ^ high);
-                auto take = [&](Val value, Val key, Val inside,
-                                ArrayRef<Val> so) -> Vals {
-                  Val isUpper = inside & (key > middle) & (key <= high);
-                  Val isLower = inside & (key <= middle) & (key >= low);
-                  return {so[0] + measureOf(isUpper, value),
-                          k.select(isUpper, k.min(so[1], key), so[1]),
-                          k.select(isLower, k.max(so[2], key), so[2])};
-                };
-                Vals inits{k.i64(0), k.i32(kLastKey), k.i32(kNoKey)};
-                Vals halves = k.ifValues(
-                    listed >= 0,
-                    [&] {
-                      return k.forLoop(
-                          k.i32(0), listed, 1, inits,
-                          [&](Val i, ArrayRef<Val> so) {
-                            Val key = k.load(listAt(i), k.i32Type());
-                            return take(valueOf(key), key, k.boolean(true), so);
-                          });
-                    },
-                    [&] {
-                      return row.forAll(inits,
-                                        [&](Val value, Val key, Val, Val inside,
-                                            ArrayRef<Val> so) {
-                                          return take(value, key, inside, so);
-                                        });
+                Vals halves = forListed(
+                    cut[Listed], {k.i64(0), k.i32(kLastKey), k.i32(kNoKey)},
+                    [&](Val value, Val key, Val inside,
+                        ArrayRef<Val> so) -> Vals {
+                      Val isUpper = inside & (key > middle) & (key <= high);
+                      Val isLower = inside & (key <= middle) & (key >= low);
+                      return {so[0] + measureOf(isUpper, value),
+                              k.select(isUpper, k.min(so[1], key), so[1]),
+                              k.select(isLower, k.max(so[2], key), so[2])};
                     });
-                halves = k.reduceBlock(
+                halves = row.team.reduce(
                     halves, [&](ArrayRef<Val> a, ArrayRef<Val> b) -> Vals {
                       return {a[0] + b[0], k.min(a[1], b[1]),
                               k.max(a[2], b[2])};
                     });
-                k.syncBlock();
+                row.team.sync();
                 Val until = in[Above] + halves[0];
                 Val isUpper = until >= target;
                 return {k.select(isUpper, halves[1], low),
@@ -431,6 +530,105 @@ private:
           return {range[Low], needed, (range[Inside] / each - needed) * weight};
         });
   }
+  /// Calls body(value, key, inside, carried) for all that is on the lists, or
+  /// for all logits where there are too many for lists.
+  Vals forListed(Val listed, ArrayRef<Val> inits,
+                 llvm::function_ref<Vals(Val value, Val key, Val inside,
+                                         ArrayRef<Val> carried)>
+                     body) {
+    if (!list)
+      return row.forAll(
+          inits, [&](Val value, Val key, Val, Val inside, ArrayRef<Val> in) {
+            return body(value, key, inside, in);
+          });
+    return k.forLoop(k.i32(0), listed, 1, inits, [&](Val i, ArrayRef<Val> in) {
+      Val key = k.load(listAt(i), k.i32Type());
+      return body(valueOf(key), key, k.boolean(true), in);
+    });
+  }
+  Val listAt(Val slot) {
+    return k.offset(list, slot * double(4 * k.bounds.threads));
+  }
+
+  using AddTo = llvm::function_ref<void(Val value, Val bin)>;
+  /// Sums up the measures of logits by a digit, those that `forAll` calls its
+  /// argument for with their digit, and finds the digit with the threshold.
+  /// From and to {prefix of digits, measure above it, measure of it, target}.
+  /// The prefix is -1 if all is less than the target, which is what is wanted
+  /// of all at the `first` time.
+  Vals sumDigit(Val digit, Val isFirst, ArrayRef<Val> before, Val isMass,
+                Val topK, Val topP, Val excess,
+                llvm::function_ref<void(AddTo)> forAll) {
+    Val prefix = before[0], above = before[1], target = before[3];
+    // The other one may still be read.
+    Val buffer = k.offset(counters, (digit & 1) * double(4 * numLimbs * bins));
+    Val thread = k.threadIdx();
+    k.forLoop(thread, k.i32(numLimbs * bins), k.bounds.threads,
+              [&](Val i) { k.store(k.i32(0), k.offset(buffer, i * 4)); });
+    k.syncBlock();
+    // Shared memory adds 32 bits at once.
+    forAll([&](Val value, Val bin) {
+      k.ifElse(
+          isMass,
+          [&] {
+            Val weight = weightOf(value);
+            for (int64_t i = 0; i < numLimbs; ++i) {
+              Val limb = (weight >> limbBits * i) & ((1 << limbBits) - 1);
+              k.atomicAdd(k.toI32(limb), counterAt(buffer, bin, i));
+            }
+          },
+          [&] { k.atomicAdd(k.i32(1), counterAt(buffer, bin, 0)); });
+    });
+    row.team.sync();
+    Val isBin = thread < double(bins);
+    auto sumOf = [&](int64_t from, int64_t to) {
+      Val sum = k.i64(0);
+      for (int64_t i = from; i < to; ++i)
+        for (int64_t block = 0; block < row.team.blocks; ++block) {
+          Val part = row.team.load(counterAt(buffer, thread, i), k.i32(block),
+                                   k.i32Type());
+          sum = sum + ((k.toI64(part) & kMask) << limbBits * i);
+        }
+      return sum;
+    };
+    Val sum = k.ifValues(
+        isBin,
+        [&] {
+          Val lowest = sumOf(0, 1);
+          return k.ifValues(
+              isMass, [&] { return Vals{lowest + sumOf(1, numLimbs)}; },
+              [&] { return Vals{lowest}; });
+        },
+        [&] { return Vals{k.i64(0)}; })[0];
+    Val until = runningSum(sum);
+    k.ifThen(isBin & (k.lane() == 31),
+             [&] { k.store(until, k.offset(sumsOfWarps, k.warp() * 8)); });
+    k.ifThen(thread == 0, [&] {
+      k.store(k.i64(-1), chosen);
+      k.store(above, k.offset(chosen, 8));
+      k.store(k.i64(0), k.offset(chosen, 16));
+    });
+    k.syncBlock();
+    Val total = k.i64(0);
+    until = until + above;
+    for (int64_t i = 0; i < bins / 32; ++i) {
+      Val each = k.load(k.offset(sumsOfWarps, 8 * i), k.i64Type());
+      until = until + k.select(k.warp() > double(i), each, k.i64(0));
+      total = total + each;
+    }
+    Val wanted = k.select(isMass, shareOf(total - excess, topP), k.toI64(topK));
+    target = k.select(isFirst, wanted, target);
+    k.ifThen(isBin & (until - sum < target) & (until >= target), [&] {
+      k.store(k.toI64(thread), chosen);
+      k.store(until - sum, k.offset(chosen, 8));
+      k.store(sum, k.offset(chosen, 16));
+    });
+    k.syncBlock();
+    Val bin = k.toI32(k.load(chosen, k.i64Type()));
+    return {k.select(bin < 0, bin, prefix * double(bins) + bin),
+            k.load(k.offset(chosen, 8), k.i64Type()),
+            k.load(k.offset(chosen, 16), k.i64Type()), target};
+  }
   /// The part `topP` of a sum, rounded up to what weights can be, at least 1.
   Val shareOf(Val total, Val topP) {
     Val share = exactMul(k.min(k.max(topP, k.f32(0)), k.f32(1)), k.f32(0x1p32));
@@ -440,13 +638,6 @@ private:
     Val rounded = k.select((lower & kMask) == 0, k.i64(0), k.i64(1));
     return k.max((total >> 32) * factor + (lower >> 32) + rounded, k.i64(1));
   }
-  Val sumAt(Val bin) {
-    return k.offset(ownSums, bin * double(8 * k.bounds.threads));
-  }
-  Val listAt(Val slot) {
-    return k.offset(ownList, slot * double(4 * k.bounds.threads));
-  }
-
   /// Looks through the tiles of a warp for the logit at which the running sum
   /// of weights is above `left`. A lane has neighbours.
   void search(Val begin, Val end, int64_t tiles, Val left, Val tiesBefore,
@@ -503,8 +694,12 @@ private:
   KernelBuilder &k;
   int bits;
   Val largestKey, largest, scale;
-  /// In shared memory: the thread's list, and its sums while there is none.
-  Val ownList, ownSums;
+  /// Values of a digit, and the limbs in which their weights are summed up in
+  /// shared memory: bits of each, and how many.
+  int64_t bins = 0, binBits = 0, limbBits = 0, numLimbs = 0;
+  /// In shared memory: two buffers of counters by digit, their sums by warp,
+  /// and what is chosen; and where a thread may list its logits, or null.
+  Val counters, sumsOfWarps, chosen, list;
   /// What is kept: keys above `low`, and the first `ties` of those equal to it.
   Val low, ties;
   /// The weights of those equal to it that are not.
@@ -525,12 +720,41 @@ struct SampleLowering : public GPULoweringPattern<SampleOp> {
     int64_t threads = 32;
     while (threads < kMaxThreads && size > kTogether * threads)
       threads *= 2;
+    int64_t blocks = 1;
+    if (target.chip.hasClusters)
+      while (blocks < kMaxBlocks && size > kTogether * threads * blocks)
+        blocks *= 2;
     Value rows = e.rowCount(logits);
+    auto emit = [&](int64_t blocks) {
+      emitSample(e, op, {logits, random, temperatures, topKs, topPs, out, next},
+                 rows, threads, blocks);
+    };
+    // Many rows have all multiprocessors at work by themselves, and less to
+    // tell each other.
+    if (blocks == 1)
+      emit(1);
+    else
+      e.ifThen(
+          e.cmp(arith::CmpIPredicate::sle, e.mul(rows, blocks),
+                e.index(kWaves * target.multiprocessors)),
+          [&] { emit(blocks); }, [&] { emit(1); });
+    e.replaceWith({out, next});
+    return success();
+  }
 
+private:
+  struct Buffers {
+    Value logits, random, temperature, topK, topP, out, next;
+  };
+  void emitSample(GPULowering &e, SampleOp op, const Buffers &buffers,
+                  Value rows, int64_t threads, int64_t blocks) const {
+    int64_t size = op.getLogits().getType().getShape().back();
+    Value logits = buffers.logits;
     KernelBuilder k(e.host, e.loc, e.kernels, "sample", {threads, 0});
-    DeviceTensor x(e, k, logits), ids(e, k, out), randoms(e, k, random),
-        nextRandoms(e, k, next), temperature(e, k, temperatures),
-        topK(e, k, topKs), topP(e, k, topPs);
+    DeviceTensor x(e, k, logits), ids(e, k, buffers.out),
+        randoms(e, k, buffers.random), nextRandoms(e, k, buffers.next),
+        temperature(e, k, buffers.temperature), topK(e, k, buffers.topK),
+        topP(e, k, buffers.topP);
     Val number = rowOfBlock(k);
     // The same for all threads of a block.
     k.ifThen(number < k.i32Argument(rows), [&] {
@@ -550,7 +774,9 @@ struct SampleLowering : public GPULoweringPattern<SampleOp> {
       for (int64_t i = 0; i < 3; ++i)
         counter.push_back(
             k.load(randoms.at(leading, k.i32(i)), k.i64Type(), true));
-      Row row(k, x, leading, size, rowAlignment(op.getLogits()));
+      Team team(k, blocks);
+      Row row(team, x, leading, size, rowAlignment(op.getLogits()));
+      Val isLeader = (k.threadIdx() == 0) & (k.blockIdx('x') == 0);
       // The largest, the first of equal ones, and the smallest finite one.
       Vals ends = row.forAll(
           {k.i32(kNoKey), k.i32(kLastKey), k.i32(kLastKey)},
@@ -561,7 +787,7 @@ struct SampleLowering : public GPULoweringPattern<SampleOp> {
                     k.select(isLarger, index, in[1]),
                     k.select(isSmaller, key, in[2])};
           });
-      ends = k.reduceBlock(ends, [&](ArrayRef<Val> a, ArrayRef<Val> b) -> Vals {
+      ends = team.reduce(ends, [&](ArrayRef<Val> a, ArrayRef<Val> b) -> Vals {
         Val takes = (b[0] > a[0]) | ((b[0] == a[0]) & (b[1] < a[1]));
         return {k.select(takes, b[0], a[0]), k.select(takes, b[1], a[1]),
                 k.min(a[2], b[2])};
@@ -576,17 +802,18 @@ struct SampleLowering : public GPULoweringPattern<SampleOp> {
             draw.keep(setting(topK), setting(topP));
             draw.choose(counter[0], counter[1], counter[2], store);
           },
-          [&] { k.ifThen(k.threadIdx() == 0, [&] { store(ends[1]); }); });
-      k.ifThen(k.threadIdx() == 0, [&] {
+          [&] { k.ifThen(isLeader, [&] { store(ends[1]); }); });
+      k.ifThen(isLeader, [&] {
         counter[2] = k.wrap(arith::AddIOp::create(k.b, k.loc, counter[2].value,
                                                   k.i64(1).value));
         for (auto [i, value] : llvm::enumerate(counter))
           k.store(value, nextRandoms.at(leading, k.i32(i)));
       });
+      // A block that has ended has no memory that others could read.
+      if (blocks > 1)
+        team.sync();
     });
-    k.launch(e.gridOf(e.index(1), rows));
-    e.replaceWith({out, next});
-    return success();
+    k.launch(e.gridOf(e.index(blocks), rows), blocks);
   }
 };
 } // namespace

@@ -48,7 +48,9 @@
 #include "llvm/TargetParser/Host.h"
 #include <chrono>
 #include <dlfcn.h>
+#include <map>
 #include <mutex>
+#include <optional>
 
 using namespace corey;
 using mlir::ModuleOp;
@@ -386,8 +388,9 @@ struct Executable::Impl : ProgramInfo {
   device::ProgramState program;
   /// What the device holds of the program, and the calls, which use `program`.
   std::unique_ptr<Image> image;
-  /// Counts what may change the kernels that a call launches.
-  std::atomic<uint64_t> changes{0};
+  /// Count what changes the kernels that a call launches, and what may, by the
+  /// chunks and variants of sites.
+  std::atomic<uint64_t> changes{0}, choices{0};
 
   Status describe(ModuleOp module);
   Status findSites(ModuleOp module);
@@ -1908,27 +1911,33 @@ struct CapturedRun::Impl {
   /// The run as a graph.
   struct Recording {
     std::unique_ptr<Call> call;
-    /// Of Executable::Impl::changes, when the call was captured.
-    uint64_t changes = 0;
+    /// Of Executable::Impl, when the call was captured, or found to be as
+    /// choices have it.
+    uint64_t changes = 0, choices = 0;
     /// Whether it is to be captured, the first time or again.
     bool isDue = true;
     /// What was bound then.
     std::vector<device::CallState::Decided> decided;
   };
-  /// Of how many launches one observes, so that its cost is spread over them.
-  static constexpr uint64_t kLaunchesPerObservation = 64;
-
   std::shared_ptr<Executable> executable;
   const Function *function = nullptr;
   std::vector<Tensor> inputs, outputs;
   Recording plain, observing;
   int repeats = 1;
-  uint64_t launches = 0;
-  std::mutex mutex;
+  Launches launches;
+  /// Launches by what observes. A policy that takes turns with others has its
+  /// share of launches that observe, whatever the turns are.
+  std::map<std::string, uint64_t> launchesOf;
+  /// The one that counts for the choices `countedFor`; null while nothing asks
+  /// for statistics.
+  uint64_t *counted = nullptr;
+  std::optional<uint64_t> countedFor;
+  mutable std::mutex mutex;
 
   Status capture(Recording &recording);
+  static bool isOutdated(const Recording &recording);
   Status refresh(Recording &recording);
-  bool wantsStatistics() const;
+  bool nextObserves();
   void takeStatistics();
 };
 
@@ -1945,7 +1954,7 @@ Status CapturedRun::Impl::capture(Recording &recording) {
     recording.call->state.program = &program.program;
   }
   Call &call = *recording.call;
-  uint64_t now = program.changes;
+  uint64_t changes = program.changes, choices = program.choices;
   if (Status status =
           program.prepareCall(*function, inputs.data(), inputs.size(),
                               outputs.data(), outputs.size(), call);
@@ -1961,48 +1970,70 @@ Status CapturedRun::Impl::capture(Recording &recording) {
   };
   if (Status status = call.capture(body, &recording == &observing); !status)
     return status;
-  recording.changes = now;
+  recording.changes = changes;
+  recording.choices = choices;
   recording.isDue = false;
   return Status::ok();
 }
 
-/// Captures it if there is reason to.
-Status CapturedRun::Impl::refresh(Recording &recording) {
-  return recording.isDue || recording.changes != executable->impl->changes
-             ? capture(recording)
-             : Status::ok();
+/// Whether sites now decide otherwise.
+bool CapturedRun::Impl::isOutdated(const Recording &recording) {
+  return llvm::any_of(
+      recording.decided, [](const device::CallState::Decided &each) {
+        scheduler::Decision now =
+            each.site->decide(each.batch, each.length, each.units);
+        return now.chunk != each.decision.chunk ||
+               now.variant != each.decision.variant;
+      });
 }
 
-/// Whether a policy decides on what it sees, or the program looks at its values
-/// anyway.
-bool CapturedRun::Impl::wantsStatistics() const {
-  return llvm::any_of(executable->impl->program.observations,
-                      [](const std::unique_ptr<device::ObservationSite> &each) {
-                        return !each->target ||
-                               each->target->policy()->statistics();
-                      });
+/// Captures it if there is reason to.
+Status CapturedRun::Impl::refresh(Recording &recording) {
+  const Executable::Impl &program = *executable->impl;
+  uint64_t choices = program.choices;
+  if (recording.isDue || recording.changes != program.changes ||
+      (recording.choices != choices && isOutdated(recording)))
+    return capture(recording);
+  recording.choices = choices;
+  return Status::ok();
+}
+
+/// Counts a launch, and says whether it observes: in its turn, if a policy
+/// decides on what it sees or the program looks at its values anyway.
+bool CapturedRun::Impl::nextObserves() {
+  const Executable::Impl &program = *executable->impl;
+  uint64_t choices = program.choices;
+  if (countedFor != choices) {
+    bool isAsked = false;
+    std::string observers;
+    for (const auto &each : program.program.observations) {
+      std::shared_ptr<const scheduler::Policy> policy =
+          each->target ? each->target->policy() : nullptr;
+      isAsked |= !policy || policy->statistics();
+      if (policy && policy->statistics())
+        observers += each->name + '=' + policy->spec() + '\n';
+    }
+    counted = isAsked ? &launchesOf[observers] : nullptr;
+    countedFor = choices;
+  }
+  ++launches.all;
+  bool observes = counted && (*counted)++ % kLaunchesPerObservation == 0;
+  launches.observing += observes;
+  return observes;
 }
 
 /// Hands on what the last launch that observed has seen, if it is there, and
 /// has everything captured again if policies now choose otherwise.
 void CapturedRun::Impl::takeStatistics() {
-  if (!observing.call || !observing.call->publish())
-    return;
-  for (const device::CallState::Decided &each : plain.decided) {
-    scheduler::Decision now =
-        each.site->decide(each.batch, each.length, each.units);
-    if (now.chunk != each.decision.chunk ||
-        now.variant != each.decision.variant)
-      plain.isDue = observing.isDue = true;
-  }
+  if (observing.call && observing.call->publish() && isOutdated(plain))
+    plain.isDue = observing.isDue = true;
 }
 
 Status CapturedRun::launch(void *stream) {
   std::lock_guard<std::mutex> lock(impl->mutex);
   impl->takeStatistics();
-  bool observes = impl->launches++ % Impl::kLaunchesPerObservation == 0 &&
-                  impl->wantsStatistics();
-  Impl::Recording &recording = observes ? impl->observing : impl->plain;
+  Impl::Recording &recording =
+      impl->nextObserves() ? impl->observing : impl->plain;
   if (Status status = impl->refresh(recording); !status)
     return status;
   return recording.call->launch(stream);
@@ -2017,6 +2048,10 @@ Status CapturedRun::update() {
 size_t CapturedRun::numNodes() const { return impl->plain.call->numNodes(); }
 uint64_t CapturedRun::instantiations() const {
   return impl->plain.call->instantiations();
+}
+CapturedRun::Launches CapturedRun::launches() const {
+  std::lock_guard<std::mutex> lock(impl->mutex);
+  return impl->launches;
 }
 const std::vector<Tensor> &CapturedRun::outputs() const {
   return impl->outputs;
@@ -2076,7 +2111,7 @@ Status Executable::setChunk(std::string_view name, int64_t chunk) {
   if (!site)
     return noSite(impl->program, impl->name, name);
   site->setChunk(chunk);
-  ++impl->changes;
+  ++impl->choices;
   return Status::ok();
 }
 
@@ -2097,7 +2132,7 @@ Status Executable::setVariant(std::string_view name, std::string_view variant) {
                             "': expected a variant of " + known + ", got '" +
                             std::string(variant) + "'");
   site->setVariant(found);
-  ++impl->changes;
+  ++impl->choices;
   return Status::ok();
 }
 
@@ -2135,7 +2170,7 @@ Status Executable::setPolicy(std::string_view name, std::string_view spec) {
     }
   for (scheduler::Site *site : sites)
     site->setPolicy(*policy);
-  ++impl->changes;
+  ++impl->choices;
   return Status::ok();
 }
 

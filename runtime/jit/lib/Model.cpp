@@ -264,6 +264,8 @@ struct Model::Impl {
   };
   static constexpr size_t kPrefillers = 8;
   std::vector<Prefiller> prefillers;
+  /// Of their graphs, those that are gone included.
+  CapturedRun::Launches launches;
   /// For generate() without states.
   StateCache ownStates;
   /// The arguments and results of the draw in decode(), whose tokens nobody
@@ -781,8 +783,12 @@ Status Model::Impl::prefillEqual(const std::vector<int32_t> &ids,
       return graph.takeStatus();
     prefiller.graph = *graph;
   }
+  CapturedRun::Launches before = prefiller.graph->launches();
   if (Status status = prefiller.graph->launch(); !status)
     return status;
+  CapturedRun::Launches after = prefiller.graph->launches();
+  launches.all += after.all - before.all;
+  launches.observing += after.observing - before.observing;
   return logits.copyFrom(prefiller.graph->outputs().front());
 }
 
@@ -1176,11 +1182,15 @@ Expected<Generation> Model::generate(const TokenSequences &prompts,
       states = std::move(*made);
     }
   }
+  CapturedRun::Launches before = impl->launches;
   Expected<Tensor> logits = prefill(prompts, states, {}, options.onProgress);
   if (!logits)
     return logits.takeStatus();
 
   Generation result;
+  result.prefillLaunches.all = impl->launches.all - before.all;
+  result.prefillLaunches.observing =
+      impl->launches.observing - before.observing;
   result.tokens.resize(count);
   for (const std::vector<int32_t> &prompt : prompts)
     result.promptTokens += static_cast<int64_t>(prompt.size());

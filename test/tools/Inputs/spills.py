@@ -177,6 +177,20 @@ def projection(element):
     )
 
 
+def sample(element):
+    """The vocabulary of the published Mambas: a cluster for a row where there is one."""
+    real, count = tensor(["?"], "f32"), tensor(["?"], "i32")
+    random = tensor(["?", 3], "i64")
+    logits = tensor(["?", 50280], element)
+    types = "%s, %s, %s, %s, %s" % (logits, real, count, real, random)
+    return function(
+        [("x", logits), ("t", real), ("k", count), ("p", real), ("r", random)],
+        "  %%y:2 = ssm.sample %%x, %%t, %%k, %%p, %%r : %s -> %s, %s"
+        % (types, count, random),
+        [("%y#0", count), ("%y#1", random)],
+    )
+
+
 def configurations():
     for element in ("f32", "f16", "bf16"):
         for states in (8, 16, 32, 64):
@@ -188,7 +202,7 @@ def configurations():
                 name = "N%d-%s-%s" % (states, state, element)
                 yield "ssd_step-" + name, ssd_step(element, state, states)
             yield "scan_step-N16-%s-%s" % (state, element), scan_step(element, state, 16)
-        for emit in (conv, norm, hadamard, rotated_norm, projection):
+        for emit in (conv, norm, hadamard, rotated_norm, projection, sample):
             yield "%s-%s" % (emit.__name__, element), emit(element)
 
 

@@ -67,6 +67,8 @@ struct ChipFeatures {
   bool hasWarpGroups = false;
   /// Kernels may start before their predecessors end.
   bool hasDependentLaunches = false;
+  /// Blocks of a cluster see each other's shared memory.
+  bool hasClusters = false;
   /// Shared memory that a block of threads may have.
   int64_t sharedBytes = 99 << 10;
 };

@@ -232,14 +232,19 @@ struct CacheInfo {
 /// program. Thread-safe; launches must follow one another on the device.
 class CapturedRun {
 public:
+  /// Of how many launches under the same policies one observes, so that its
+  /// cost is spread over them.
+  static constexpr uint64_t kLaunchesPerObservation = 64;
+
   ~CapturedRun();
-  /// Puts the run on a stream, and captures it again first if a chunk, variant,
-  /// policy or weight has been set since. For null it runs on a stream of its
-  /// own, and is done on return. Where a policy decides on statistics, or the
-  /// program observes, every 64th launch gathers them, the first one to begin
-  /// with; it is a graph of its own. A later launch takes them when they are
-  /// there, waits for nothing, and captures again if a policy then chooses
-  /// otherwise.
+  /// Puts the run on a stream, and captures it again first if a weight has been
+  /// set since, or chunks, variants or policies have and that makes a
+  /// difference. For null it runs on a stream of its own, and is done on
+  /// return. Where a policy decides on statistics, or the program observes,
+  /// one of kLaunchesPerObservation gathers them, the first one to begin with;
+  /// it is a graph of its own. Launches under other policies do not count. A
+  /// later launch takes them when they are there, waits for nothing, and
+  /// captures again if a policy then chooses otherwise.
   Status launch(void *stream = nullptr);
   /// Captures it again, for what the policies choose now.
   Status update();
@@ -247,6 +252,11 @@ public:
   /// did not take an update in place, and once.
   size_t numNodes() const;
   uint64_t instantiations() const;
+  /// Launches so far, and how many of them gathered statistics.
+  struct Launches {
+    uint64_t all = 0, observing = 0;
+  };
+  Launches launches() const;
   const std::vector<Tensor> &outputs() const;
 
 private:

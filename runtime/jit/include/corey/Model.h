@@ -119,6 +119,9 @@ struct Generation {
   /// Milliseconds until the first token of every sequence was known, and of all
   /// that came after.
   double prefillMs = 0, decodeMs = 0;
+  /// Of the prompts: launches of graphs, which only a CUDA device has, and only
+  /// for a shape that came before.
+  CapturedRun::Launches prefillLaunches;
 };
 
 using TokenSequences = std::vector<std::vector<int32_t>>;
