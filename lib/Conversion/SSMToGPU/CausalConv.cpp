@@ -6,11 +6,12 @@
 //
 // A thread has a run of tokens of neighbouring channels, as many as are loaded
 // at once; neighbouring threads have neighbouring channels, then further runs.
-// It asks for all inputs of its run, and the W - 1 before it, at once.
+// It reads the W - 1 inputs before its run again, keeps the last inputs in
+// registers, and loads the next tokens while it computes with the present ones.
 //
-// Runs are short, so that what the device works on at a time lies together in
-// memory, as of a copy: longer ones, which read fewer inputs twice, are slower,
-// as each is a stream of its own. What is read twice is in the cache.
+// How long a run is the host decides. Short ones read more inputs twice, which
+// the cache has; but what the device works on at a time then lies together in
+// memory, as of a copy, where every long run is a stream of its own.
 //
 //===----------------------------------------------------------------------===//
 
@@ -23,12 +24,18 @@ using namespace corey::ssm;
 
 static constexpr int64_t kThreads = 128;
 /// Blocks of a multiprocessor at a time, by the registers that four channels a
-/// thread need.
+/// thread need. Eight channels, in half the threads, keep as many bytes on
+/// their way, but leave too few warps to compute meanwhile.
 static constexpr int64_t kMinBlocks = 8, kMaxCount = 4;
 /// Inputs of 32 bits take more.
 static constexpr int64_t kMinBlocks32 = 6;
-/// Tokens of a run, where sequences may be that long.
-static constexpr int64_t kMaxRun = 8;
+/// How often the threads that run at a time follow each other, if runs are not
+/// bounded by `kMaxRun`.
+static constexpr int64_t kWaves = 32;
+/// Tokens that are loaded together, where sequences may be that long: as many
+/// bytes of either width.
+static constexpr int64_t kMaxSteps = 8, kMaxSteps32 = 4;
+static constexpr int64_t kMaxRun = 32;
 
 namespace {
 class CausalConvKernel {
@@ -41,10 +48,12 @@ public:
     auto weight = cast<RankedTensorType>(op.getWeight().getType());
     channels = weight.getDimSize(0);
     width = weight.getDimSize(1);
-    int64_t length = cast<RankedTensorType>(op.getX().getType()).getDimSize(1);
-    run = ShapedType::isDynamic(length)
-              ? kMaxRun
-              : std::clamp<int64_t>(length, 1, kMaxRun);
+    auto x = cast<RankedTensorType>(op.getX().getType());
+    is32Bit = x.getElementTypeBitWidth() > 16;
+    steps = is32Bit ? kMaxSteps32 : kMaxSteps;
+    if (int64_t length = x.getDimSize(1);
+        !ShapedType::isDynamic(length) && length < steps)
+      steps = length > 1 ? llvm::bit_floor<uint64_t>(length) : 1;
     count = std::gcd(kMaxCount, std::gcd(e.streamAlignment(op.getX()),
                                          e.outputAlignment(y)));
     if (states.last)
@@ -60,21 +69,20 @@ private:
     Val batch, begin, tokens;
   };
   /// `slot` counts runs of the grid's row or, packed, of all sequences.
-  Place placeOf(KernelBuilder &k, Val slot) const;
+  Place placeOf(KernelBuilder &k, Val slot, Val run) const;
 
   GPULowering &e;
   CausalConvOp op;
   Value y;
   StateBuffers states;
   DeviceSequences sequences;
-  bool isPacked;
-  /// `run` tokens are of one thread.
-  int64_t channels, width, count, run;
+  bool isPacked, is32Bit;
+  int64_t channels, width, count, steps;
 };
 } // namespace
 
-CausalConvKernel::Place CausalConvKernel::placeOf(KernelBuilder &k,
-                                                  Val slot) const {
+CausalConvKernel::Place CausalConvKernel::placeOf(KernelBuilder &k, Val slot,
+                                                  Val run) const {
   Val sequence = rowOfBlock(k), local = slot;
   if (isPacked) {
     // Sequence i has the slots from begin(i) / run + i on, rounded down: enough
@@ -83,31 +91,29 @@ CausalConvKernel::Place CausalConvKernel::placeOf(KernelBuilder &k,
     Val rounds = k.i32(32) - k.intrinsic("llvm.ctlz.i32", k.i32Type(),
                                          {k.i32Argument(sequences.count),
                                           k.boolean(false)});
+    Val run64 = k.toI64(run);
     Vals found = k.forLoop(
         k.i32(0), rounds, 1, {k.i32(0), k.i32Argument(sequences.count)},
         [&](Val, ArrayRef<Val> in) -> Vals {
           Val middle = (in[0] + in[1]) >> 1;
           Val begin = k.toI64(sequences.range(k, middle).begin);
-          Val isBefore = begin < (k.toI64(slot - middle) + 1) * run;
+          Val isBefore = begin < (k.toI64(slot - middle) + 1) * run64;
           return {k.select(isBefore, middle, in[0]),
                   k.select(isBefore, in[1], middle)};
         });
     sequence = found[0];
-    local = slot - sequence - sequences.range(k, sequence).begin / double(run);
+    local = slot - sequence - sequences.range(k, sequence).begin / run;
   } else {
     // Rows beyond the last are read nowhere.
     sequence = k.min(sequence, k.i32Argument(sequences.count) - 1);
   }
   auto [batch, begin, tokens] = sequences.range(k, sequence);
-  return {sequence, k.toI64(local) * run, k.toI64(batch), k.toI64(begin),
-          tokens};
+  return {sequence, k.toI64(local) * k.toI64(run), k.toI64(batch),
+          k.toI64(begin), tokens};
 }
 
 void CausalConvKernel::emit() {
-  int64_t minBlocks =
-      getElementTypeOrSelf(op.getX()).getIntOrFloatBitWidth() > 16
-          ? kMinBlocks32
-          : kMinBlocks;
+  int64_t minBlocks = is32Bit ? kMinBlocks32 : kMinBlocks;
   KernelBuilder k(e.host, e.loc, e.kernels, "causal_conv",
                   {kThreads, minBlocks});
   InputStream x(e, k, op.getX());
@@ -119,16 +125,25 @@ void CausalConvKernel::emit() {
   DeviceSlots pool(e, k, states);
   int64_t pieces = channels / count;
 
+  // Runs of a multiple of steps tokens.
+  Value tokensOfAll =
+      isPacked ? sequences.length : e.mul(sequences.count, sequences.length);
+  Value wanted = e.ceilDiv(e.mul(tokensOfAll, pieces),
+                           e.index(e.target.multiprocessors * minBlocks *
+                                   kThreads * kWaves * steps));
+  Value runLength =
+      e.mul(e.min(e.max(wanted, e.index(1)), e.index(kMaxRun / steps)), steps);
   // A sequence without tokens still has a state.
-  Value slots = e.max(e.ceilDiv(sequences.length, e.index(run)), e.index(1));
+  Value slots = e.max(e.ceilDiv(sequences.length, runLength), e.index(1));
   if (isPacked)
     slots = e.add(slots, sequences.count);
   Value blocks = e.ceilDiv(e.mul(slots, pieces), e.index(kThreads));
 
+  Val run = k.i32Argument(runLength);
   Val thread = k.toI64(k.blockIdx('x')) * kThreads + k.toI64(k.threadIdx());
   Val slot = k.toI32(thread / double(pieces));
   Val channel = (thread % pieces) * double(count);
-  Place place = placeOf(k, slot);
+  Place place = placeOf(k, slot, run);
   Val limit = k.toI64(k.max(place.tokens, k.i32(1)));
   Val active = (place.start >= 0) & (place.start < limit);
   if (!isPacked)
@@ -164,21 +179,27 @@ void CausalConvKernel::emit() {
 
   k.ifThen(active & (place.start < k.toI64(place.tokens)), [&] {
     Val start = k.toI32(place.start);
-    Val todo = k.min(place.tokens - start, k.i32(run));
+    Val todo = k.min(place.tokens - start, run);
     Val row = place.begin + place.start;
     Cursor from = x.at({place.batch, row}, channel);
     Cursor to = output.at({place.batch, row}, channel);
 
-    // All is asked for before any of it is used; for tokens beyond the sequence
-    // its last again.
+    // Tokens from t0 on; those beyond the run are its last again.
+    auto load = [&](Val t0) {
+      Vals loaded;
+      for (int64_t i = 0; i < steps; ++i)
+        llvm::append_range(
+            loaded,
+            x.load(x.moved(from, k.min(t0 + double(i), todo - 1)), count));
+      return loaded;
+    };
+    // All that the first tokens need is asked for before any of it is used.
     Val isFirst = start == 0;
     SmallVector<Vals> before;
     for (int64_t j = 1 - width; j < 0; ++j)
       before.push_back(
           x.load(x.moved(from, k.select(isFirst, k.i32(0), k.i32(j))), count));
-    SmallVector<Vals> loaded;
-    for (int64_t i = 0; i < run; ++i)
-      loaded.push_back(x.load(x.moved(from, k.min(k.i32(i), todo - 1)), count));
+    Vals loaded = load(k.i32(0));
     SmallVector<Vals> taps;
     for (int64_t c = 0; c < count; ++c)
       taps.push_back(weight.elements({channel + double(c)}, k.i32(0), width,
@@ -208,29 +229,52 @@ void CausalConvKernel::emit() {
       for (Val value : haloValues())
         window.push_back(k.select(isFirst, k.f32(0), value));
 
-    // Channels innermost.
-    for (const Vals &raw : loaded)
-      llvm::append_range(window, x.values(raw, count));
-    auto storeToken = [&](int64_t i) {
+    // Of the values of W tokens, channels innermost.
+    auto finish = [&](ArrayRef<Val> inputs, Val t) {
       Vals sums;
       for (int64_t c = 0; c < count; ++c) {
         Val sum = shift[c];
         for (int64_t j = 0; j < width; ++j)
-          sum = k.fma(taps[c][j], window[(i + j) * count + c], sum);
+          sum = k.fma(taps[c][j], inputs[j * count + c], sum);
         sums.push_back(op.getSilu() ? k.silu(sum) : sum);
       }
-      output.store(output.moved(to, k.i32(i)), sums);
+      output.store(output.moved(to, t), sums);
     };
-    k.ifElse(
-        todo == double(run),
-        [&] {
-          for (int64_t i = 0; i < run; ++i)
-            storeToken(i);
-        },
-        [&] {
-          for (int64_t i = 0; i + 1 < run; ++i)
-            k.ifThen(todo > double(i), [&] { storeToken(i); });
+    auto inputsOf = [&](ArrayRef<Val> window, ArrayRef<Val> loaded,
+                        int64_t steps) {
+      Vals inputs(window);
+      for (int64_t i = 0; i < steps; ++i)
+        llvm::append_range(
+            inputs,
+            x.values(loaded.slice(i * x.numLoaded(), x.numLoaded()), count));
+      return inputs;
+    };
+
+    size_t kept = window.size();
+    Val full = todo - (todo & (steps - 1));
+    Vals carried(window);
+    llvm::append_range(carried, loaded);
+    Vals end = k.forLoop(
+        k.i32(0), full, steps, carried, [&](Val t0, ArrayRef<Val> in) -> Vals {
+          Vals next = load(t0 + double(steps));
+          Vals inputs =
+              inputsOf(in.take_front(kept), in.drop_front(kept), steps);
+          for (int64_t i = 0; i < steps; ++i)
+            finish(ArrayRef(inputs).slice(i * count, width * count),
+                   t0 + double(i));
+          Vals yielded(ArrayRef(inputs).take_back(kept));
+          llvm::append_range(yielded, next);
+          return yielded;
         });
+    k.ifThen(full < todo, [&] {
+      Vals inputs = inputsOf(ArrayRef(end).take_front(kept),
+                             ArrayRef(end).drop_front(kept), steps - 1);
+      for (int64_t i = 0; i + 1 < steps; ++i)
+        k.ifThen(full + double(i) < todo, [&] {
+          finish(ArrayRef(inputs).slice(i * count, width * count),
+                 full + double(i));
+        });
+    });
   });
 
   // The state behind the last token is the first run's to write: it alone has

@@ -5,13 +5,13 @@
 // RUN: corey-opt %s --split-input-file --corey-gpu-pipeline -o /dev/null
 
 // CHECK-LABEL: gpu.func @causal_conv(
-// The three tokens before the run and the first four, before taps and bias.
-// CHECK-COUNT-7: llvm.load %{{.+}} invariant {alignment = 8 : i64} : !llvm.ptr<1> -> vector<2xi32>
+// The three tokens before the run and the first eight, before taps and bias.
+// CHECK-COUNT-11: llvm.load %{{.+}} invariant {alignment = 8 : i64} : !llvm.ptr<1> -> vector<2xi32>
 // CHECK-COUNT-4: llvm.load %{{.+}} invariant {alignment = 8 : i64} : !llvm.ptr<1> -> vector<2xi32>
 // CHECK: llvm.load %{{.+}} invariant {alignment = 8 : i64} : !llvm.ptr<1> -> vector<2xi32>
 // CHECK: scf.for
-// The next four are on their way while these are computed.
-// CHECK-COUNT-4: llvm.load %{{.+}} -> vector<2xi32>
+// The next eight are on their way while these are computed.
+// CHECK-COUNT-8: llvm.load %{{.+}} -> vector<2xi32>
 // CHECK: llvm.intr.fma
 // CHECK: llvm.call_intrinsic "llvm.nvvm.ex2.approx.ftz.f32"
 // CHECK: llvm.store %{{.+}} {alignment = 8 : i64} : vector<2xi32>, !llvm.ptr<1>
