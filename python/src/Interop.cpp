@@ -192,8 +192,8 @@ struct Torch {
   /// of torch's compiler make tensors; null where this torch has none.
   PyObject *emptyCPU, *emptyCUDA, *currentDevice;
   Getter requiresGrad, isNegated;
-  /// Null where this torch has none: whether functions are transformed, how many
-  /// modes the dispatcher has, whether calls are traced.
+  /// Null where this torch has none: whether functions are transformed, how
+  /// many modes the dispatcher has, whether calls are traced.
   PyObject *transforms, *numModes, *tracing;
   /// Of a device number; null where this torch has none.
   PyObject *rawStream;
@@ -498,9 +498,9 @@ Tensor Borrowed::tensor(const char *name) const {
   expectPlain(name);
   if (owned)
     return *owned;
-  Expected<Tensor> view = Tensor::view(
-      data, dtype, std::vector<int64_t>(shape, shape + rank),
-      std::vector<int64_t>(strides, strides + rank), device);
+  Expected<Tensor> view =
+      Tensor::view(data, dtype, std::vector<int64_t>(shape, shape + rank),
+                   std::vector<int64_t>(strides, strides + rank), device);
   if (!view)
     raise(Status(view.status().code(),
                  std::string(name) + ": " + view.status().message()));

@@ -16,10 +16,10 @@
 
 #include "corey/Executable.h"
 #include "corey/Tensor.h"
+#include <memory>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
-#include <memory>
 #include <optional>
 #include <vector>
 

@@ -359,9 +359,9 @@ void bindLauncher(nb::module_ &module) {
               made.shape = std::move(shape);
               made.strides = std::move(strides);
               made.shapeTuple = toTuple(made.shape);
-              made.stridesTuple = toTuple(made.strides.empty()
-                                              ? contiguousStrides(made.shape)
-                                              : made.strides);
+              made.stridesTuple =
+                  toTuple(made.strides.empty() ? contiguousStrides(made.shape)
+                                               : made.strides);
               plan->outputs.push_back(std::move(made));
             }
             plan->results = std::move(results);
