@@ -195,6 +195,9 @@ struct Torch {
   /// Null where this torch has none: whether functions are transformed, how
   /// many modes the dispatcher has, whether calls are traced.
   PyObject *transforms, *numModes, *tracing;
+  /// The dict of the module of derivatives taken forward, which has the level
+  /// they are taken at, -1 for none; null where this torch has none.
+  PyObject *forwardDerivatives;
   /// Of a device number; null where this torch has none.
   PyObject *rawStream;
   PyObject *currentStream;
@@ -262,6 +265,8 @@ static const Torch *torch() {
       findAttribute(internals, {"_are_functorch_transforms_active"});
   result->numModes = findAttribute(internals, {"_len_torch_dispatch_stack"});
   result->tracing = findAttribute(internals, {"_is_tracing"});
+  result->forwardDerivatives =
+      findAttribute(module, {"autograd", "forward_ad", "__dict__"});
   for (int i = 0; i < kNumDTypes; ++i)
     result->dtypes[i] =
         nb::hasattr(module, kNames[i]) ? get(module.attr(kNames[i])) : nullptr;
@@ -334,6 +339,18 @@ TorchUse torchUse(PyObject *const *objects, size_t count) {
   for (PyObject *function : {library->transforms, library->tracing})
     if (function && callNoArguments(function).ptr() == Py_True)
       return TorchUse::Dispatch;
+  static PyObject *level = PyUnicode_InternFromString("_current_level");
+  if (library->forwardDerivatives) {
+    PyObject *at = PyDict_GetItem(library->forwardDerivatives, level);
+    if (at && PyLong_AsLong(at) >= 0) {
+      nb::object unpack =
+          nb::module_::import_("torch.autograd.forward_ad").attr("unpack_dual");
+      for (size_t i = 0; i < count; ++i)
+        if (isTorch(objects[i]) &&
+            !unpack(nb::handle(objects[i])).attr("tangent").is_none())
+          return TorchUse::Forward;
+    }
+  }
   if (library->numModes &&
       PyLong_AsLong(callNoArguments(library->numModes).ptr()) != 0)
     return TorchUse::Dispatch;

@@ -108,6 +108,8 @@ enum class TorchUse {
   Direct,
   /// Its gradient is recorded.
   Gradient,
+  /// A derivative is taken forward with it.
+  Forward,
   /// It stands for another (fake, functional, subclass): only torch's
   /// dispatcher knows what to do.
   Dispatch

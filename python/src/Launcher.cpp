@@ -152,8 +152,15 @@ nb::object Launcher::call(PyObject *const *arguments, size_t count,
   if (count != names.size())
     raiseType(op + ": expected " + std::to_string(names.size()) +
               " arguments, got " + std::to_string(count));
-  if (!direct && torchUse(arguments, count) != TorchUse::Direct)
-    return nb::borrow(Py_NotImplemented);
+  if (!direct) {
+    TorchUse use = torchUse(arguments, count);
+    if (use == TorchUse::Forward)
+      raise(Status(StatusCode::Unsupported,
+                   op + ": expected tensors without derivatives that are taken "
+                        "forward, got one with; take gradients backward"));
+    if (use != TorchUse::Direct)
+      return nb::borrow(Py_NotImplemented);
+  }
 
   std::optional<Borrowed> borrowed[kMostArguments];
   Key key;

@@ -77,6 +77,25 @@ def test_read_only_arrays():
     assert ref.error(ops.hadamard_transform(x), ref.hadamard(x, 1.0)) < 1e-6
 
 
+def test_states_that_are_read_only_are_refused():
+    state, conv_state, out = normal(2, 4, 8), channel_last(normal(2, 4, 3)), channel_last(normal(2, 4, 3))
+    x, weight = normal(2, 4), normal(4, 4)
+    for a in (state, conv_state, out):
+        a.flags.writeable = False
+    before = state.copy(), conv_state.copy()
+    with pytest.raises(ValueError, match="state: expected a tensor that may be written"):
+        ops.selective_state_update(state, x, x, decay(4, 8), normal(2, 8), normal(2, 8))
+    with pytest.raises(ValueError, match="conv_state: expected a tensor that may be written"):
+        ops.causal_conv1d_update(x, conv_state, weight)
+    with pytest.raises(ValueError, match="final_states_out: expected a tensor that may be written"):
+        ops.causal_conv1d_fn(normal(2, 4, 6), weight, return_final_states=True, final_states_out=out)
+    held = normal(2, 4, 5)
+    held.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        ops.causal_conv1d_update(x, held, weight)
+    assert np.array_equal(state, before[0]) and np.array_equal(conv_state, before[1])
+
+
 def test_selective_scan_keeps_nan_where_it_is():
     u = normal(2, 3, 10)
     u[1, 2, 5] = np.nan
