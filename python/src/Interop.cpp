@@ -454,7 +454,8 @@ void Borrowed::fromBuffer(nb::handle object, const char *name) {
     buffer.obj = nullptr;
     PyErr_Clear();
     // Types that numpy has from ml_dtypes are not known to the protocol.
-    std::string text = nb::cast<std::string>(nb::str(object.attr("dtype")));
+    nb::object named = object.attr("dtype");
+    auto text = nb::cast<std::string>(nb::str(nb::handle(named)));
     const char *bits = nullptr;
     if (text == "bfloat16") {
       type = DType::BF16;
@@ -617,6 +618,13 @@ Borrowed::Borrowed(nb::handle object, const char *name, bool writable) {
       read = fromDescription(described);
     }
     if (!read) {
+      static PyObject *key = PyUnicode_InternFromString("dtype");
+      nb::object type = nb::steal(PyObject_GetAttr(object.ptr(), key));
+      const auto &known = torch()->dtypes;
+      if (std::find(known, known + kNumDTypes, type.ptr()) ==
+          known + kNumDTypes)
+        raiseType(std::string(name) + ": expected " + kNumPyTypes + ", got " +
+                  nb::cast<std::string>(nb::str(type)));
       nb::object capsule =
           nb::steal(PyObject_CallOneArg(torch()->toDLPack, object.ptr()));
       if (!capsule.is_valid())

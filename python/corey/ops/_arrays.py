@@ -1,4 +1,4 @@
-"""What is done to tensors of numpy, torch and CuPy alike, by their own libraries."""
+"""What is done to tensors of any library, by their own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any, Sequence
 
 
 def module_of(tensor: Any) -> Any:
+    if hasattr(tensor, "__array_namespace__"):
+        return tensor.__array_namespace__()
     return sys.modules[type(tensor).__module__.partition(".")[0]]
 
 
@@ -23,6 +25,19 @@ def zeros_like(tensor: Any, shape: Sequence[int]) -> Any:
     if is_torch(tensor):
         return tensor.new_zeros(tuple(shape))
     return module_of(tensor).zeros(tuple(shape), dtype=tensor.dtype)
+
+
+def expect_writable(tensor: Any, name: str) -> None:
+    if hasattr(tensor, "at") or not getattr(getattr(tensor, "flags", None), "writeable", True):
+        raise ValueError(f"{name}: expected a tensor that may be written, got a read-only one")
+
+
+def with_rows(tensor: Any, rows: Any, values: Any) -> Any:
+    """The tensor with rows set, itself where its library sets them in place."""
+    if hasattr(tensor, "at"):
+        return tensor.at[rows].set(values)
+    tensor[rows] = values
+    return tensor
 
 
 def concatenate(tensors: Sequence[Any], axis: int) -> Any:
@@ -45,8 +60,8 @@ class Sequences:
             self.count = self.starts.shape[0]
             self.first, self.last = slice(0, 1), slice(self.count - 1, self.count)
             return
-        begins = seq_idx == seq_idx
-        begins[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
+        first = seq_idx[:, :1]
+        begins = concatenate([first == first, seq_idx[:, 1:] != seq_idx[:, :-1]], 1)
         found = begins.reshape(-1).nonzero()
         self.starts = as_type(found[:, 0] if is_torch(seq_idx) else found[0], "int32")
         self.count = self.starts.shape[0]

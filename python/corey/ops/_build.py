@@ -201,7 +201,7 @@ def _chunk_scan_of_sequences(softplus, limit, final, varlen, x, dt, A, B, C, D, 
     if initial_states is not None:
         # The first sequence of each batch element goes on from it.
         start = _arrays.zeros_like(initial_states, (rows.count, *initial_states.shape[1:]))
-        start[rows.first] = initial_states
+        start = _arrays.with_rows(start, rows.first, initial_states)
     x_row, dt, B, C, z = (t if t is None else _arrays.one_row(t) for t in (x, dt, B, C, z))
     result = ssd_of_sequences.direct[softplus, limit, final or varlen](x_row, dt, A, B, C, D, z, dt_bias, start, rows.starts)
     if not final and not varlen:
@@ -420,6 +420,7 @@ def _conv_update(p, x, conv_state, weight, bias, indices, silu):
 
 def _conv_update_by_copies(silu, x, conv_state, weight, bias, indices):
     """Of a state that no kernel updates where it lies."""
+    _arrays.expect_writable(conv_state, "conv_state")
     if indices is not None and bool((indices < 0).any()):
         # Padding reads and writes no state.
         raise NotImplementedError(
@@ -465,9 +466,8 @@ def _hadamard(p, x, scale):
 
 def _hadamard_of_padded(scale, x):
     size = x.shape[-1]
-    padded = _arrays.zeros_like(x, (*x.shape[:-1], 1 << (size - 1).bit_length()))
-    padded[..., :size] = x
-    return hadamard.direct[(scale,)](padded)[..., :size]
+    rest = _arrays.zeros_like(x, (*x.shape[:-1], (1 << (size - 1).bit_length()) - size))
+    return hadamard.direct[(scale,)](_arrays.concatenate([x, rest], -1))[..., :size]
 
 
 hadamard = Op("hadamard_transform", "x", _hadamard)
@@ -498,9 +498,10 @@ def _mamba_inner(p, xz, conv_weight, conv_bias, x_proj, delta_proj, out_proj, ou
                                (c_bias, states, "dstate"), (b_rms, states, "dstate"), (c_rms, states, "dstate"),
                                (dt_rms, rank, "dt_rank")):
         p.expect_shape(vector, (size,), axis)
-    for given, vector in ((B, b_bias), (B, b_rms), (C, c_bias), (C, c_rms)):
-        p.expect(given is None or vector is None or given is vector,
-                 f"{vector.name if vector else ''}: expected only where {given.name if given else ''} is projected")
+    for name, given, vectors in (("B", B, (b_bias, b_rms)), ("C", C, (c_bias, c_rms))):
+        for vector in vectors:
+            if given is not None and vector is not None:
+                p.expect(False, f"{vector.name}: expected none where {name} is given, got it")
 
     dtype = xz.dtype
     x = p.input(_channel_last(inner), [None, None, channels])
