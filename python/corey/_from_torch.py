@@ -2168,10 +2168,9 @@ def from_torch(
     policy, fusion  as for corey.compile()
 
     What it may be made of: linear layers, depthwise causal convolutions, RMS norms,
-    pointwise functions, reshapes, and scans: torch's scan and associative_scan (in
-    its pointwise form) for any length, or a loop over the tokens, whose number is
-    then that of the example. All else is an UnsupportedError that names the op and
-    the line it comes from.
+    pointwise functions, reshapes, and scans: torch's scan and associative_scan for
+    any length, or a loop over the tokens, whose number is then that of the example.
+    All else is an UnsupportedError that names the op and the line it comes from.
     """
     try:
         import torch
