@@ -2132,9 +2132,11 @@ def _whole_scans() -> Any:
         if threading.get_ident() != thread or combine is None or rest:
             return original(operator, leaves, *rest, **options)
         combine = functools.partial(module.wrap_combine_fn_flat, **{**given, "combine_fn": combine})
-        return module._maybe_compile_and_run_fn(
+        results = module._maybe_compile_and_run_fn(
             lambda function, xs: module.associative_scan_op(function, xs, additional_inputs=()), combine, leaves
         )
+        # A single one comes as it is.
+        return results if isinstance(results, (list, tuple)) else [results]
 
     with _whole_scans_lock:
         module.generic_associative_scan = whole
