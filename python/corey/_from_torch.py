@@ -10,10 +10,13 @@ selective scan where a = exp(dt A) and b = dt B u."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import math
 import operator
 import sys
+import threading
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 Size = Any  # int, or a symbol of torch.export
@@ -2100,9 +2103,50 @@ class _Input:
 def _export(module: Any, args: tuple, kwargs: dict, dynamic: Any) -> Any:
     import torch
 
-    with torch.no_grad():
+    with torch.no_grad(), _whole_scans():
         exported = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic)
         return exported.run_decompositions({})
+
+
+@contextlib.contextmanager
+def _whole_scans() -> Any:
+    """Has torch.export see an associative_scan of combine_mode "generic" as one op, as
+    it sees a pointwise one, on this thread. torch itself takes it apart, into slices
+    of a number of steps that the length decides."""
+    import importlib
+
+    # The package has a function of this name.
+    module = importlib.import_module("torch._higher_order_ops.associative_scan")
+    needed = ("generic_associative_scan", "wrap_combine_fn_flat", "associative_scan_op", "_maybe_compile_and_run_fn")
+    if not all(hasattr(module, name) for name in needed):
+        # What is taken apart is refused where it is read.
+        yield
+        return
+    original, thread = module.generic_associative_scan, threading.get_ident()
+
+    def whole(operator: Any, leaves: Any, *rest: Any, **options: Any) -> Any:
+        given = getattr(operator, "keywords", {})
+        # The function of single tokens, which torch maps over many.
+        mapped = given.get("combine_fn")
+        combine = inspect.getclosurevars(mapped).nonlocals.get("func") if inspect.isfunction(mapped) else None
+        if threading.get_ident() != thread or combine is None or rest:
+            return original(operator, leaves, *rest, **options)
+        combine = functools.partial(module.wrap_combine_fn_flat, **{**given, "combine_fn": combine})
+        results = module._maybe_compile_and_run_fn(
+            lambda function, xs: module.associative_scan_op(function, xs, additional_inputs=()), combine, leaves
+        )
+        # A single one comes as it is.
+        return results if isinstance(results, (list, tuple)) else [results]
+
+    with _whole_scans_lock:
+        module.generic_associative_scan = whole
+        try:
+            yield
+        finally:
+            module.generic_associative_scan = original
+
+
+_whole_scans_lock = threading.RLock()
 
 
 def from_torch(
@@ -2126,10 +2170,9 @@ def from_torch(
     policy, fusion  as for corey.compile()
 
     What it may be made of: linear layers, depthwise causal convolutions, RMS norms,
-    pointwise functions, reshapes, and scans: torch's scan and associative_scan (in
-    its pointwise form) for any length, or a loop over the tokens, whose number is
-    then that of the example. All else is an UnsupportedError that names the op and
-    the line it comes from.
+    pointwise functions, reshapes, and scans: torch's scan and associative_scan for
+    any length, or a loop over the tokens, whose number is then that of the example.
+    All else is an UnsupportedError that names the op and the line it comes from.
     """
     try:
         import torch

@@ -41,26 +41,89 @@ void raise(const Status &status) {
   throw nb::python_error();
 }
 
-[[noreturn]] static void raiseType(const std::string &message) {
-  throw nb::type_error(message.c_str());
+void raiseType(const std::string &message) {
+  PyErr_SetString(PyExc_TypeError, message.c_str());
+  throw nb::python_error();
+}
+
+void raiseValue(const std::string &message) {
+  PyErr_SetString(PyExc_ValueError, message.c_str());
+  throw nb::python_error();
 }
 
 //===----------------------------------------------------------------------===//
 // Libraries
 //===----------------------------------------------------------------------===//
 
+/// Names that numpy and torch have for types, by DType.
+static const char *const kNames[] = {
+    "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "int64",
+    "int32",   "int16",   "int8",    "uint8",    "bool"};
+static constexpr int kNumDTypes = 11;
+
 /// What is used of a library, looked up once. Never released: the interpreter
 /// may be gone when static destructors run.
 struct NumPy {
   PyTypeObject *array;
   PyObject *make;
+  /// numpy's types of ours that it has, by DType.
+  PyObject *types[kNumDTypes];
+  /// Whether arrays are the structs below.
+  bool hasStruct;
 };
+
+/// What an array of numpy is in memory, the same in all of its versions (its
+/// PyArrayObject_fields). The buffer protocol says the same, but has numpy
+/// write a description of the type for every call.
+struct ArrayStruct {
+  PyObject_HEAD char *data;
+  int rank;
+  Py_ssize_t *shape, *strides;
+  PyObject *base, *type;
+  int flags;
+};
+static constexpr int kArrayWriteable = 0x0400, kArrayAligned = 0x0100;
+
+/// Whether an array read as a struct is what the buffer protocol says.
+static bool agreesWithBuffer(nb::handle array, nb::handle type) {
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_RECORDS_RO) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  auto *read = reinterpret_cast<const ArrayStruct *>(array.ptr());
+  bool agrees = read->data == buffer.buf && read->rank == buffer.ndim &&
+                read->type == type.ptr() &&
+                !(read->flags & kArrayWriteable) == (buffer.readonly != 0);
+  for (int i = 0; agrees && i < buffer.ndim; ++i)
+    agrees = read->shape[i] == buffer.shape[i] &&
+             read->strides[i] == buffer.strides[i];
+  PyBuffer_Release(&buffer);
+  return agrees;
+}
+
 static const NumPy &numpy() {
   static const NumPy *loaded = [] {
     nb::module_ module = nb::module_::import_("numpy");
     auto *result = new NumPy;
     result->make = nb::object(module.attr("ndarray")).release().ptr();
     result->array = reinterpret_cast<PyTypeObject *>(result->make);
+    for (int i = 0; i < kNumDTypes; ++i) {
+      auto type = static_cast<DType>(i);
+      result->types[i] =
+          type == DType::BF16 || type == DType::F8E4M3FN
+              ? nullptr
+              : nb::object(module.attr("dtype")(kNames[i])).release().ptr();
+    }
+    nb::object probe = module.attr("zeros")(
+        nb::make_tuple(3, 5),
+        nb::handle(result->types[static_cast<int>(DType::F16)]));
+    nb::object part = probe.attr("T");
+    result->hasStruct = true;
+    for (int writeable : {1, 0}) {
+      part.attr("flags").attr("writeable") = nb::bool_(writeable != 0);
+      result->hasStruct &= agreesWithBuffer(part, part.attr("dtype"));
+    }
     return result;
   }();
   return *loaded;
@@ -81,40 +144,102 @@ struct ExchangeAPI {
   int (*currentStream)(DLDeviceType, int32_t, void **);
 };
 
+/// A function of no arguments of torch, such as a getter of its tensors, called
+/// without looking it up or making arguments.
+struct Getter {
+  PyObject *object = nullptr;
+  getter get = nullptr;
+  PyCFunction call = nullptr;
+  void *closure = nullptr;
+
+  /// `found` is what a type has under a name.
+  explicit Getter(nb::object found) {
+    object = found.release().ptr();
+    if (Py_TYPE(object) == &PyGetSetDescr_Type) {
+      const PyGetSetDef *def =
+          reinterpret_cast<PyGetSetDescrObject *>(object)->d_getset;
+      get = def->get;
+      closure = def->closure;
+    } else if (Py_TYPE(object) == &PyMethodDescr_Type) {
+      const PyMethodDef *def =
+          reinterpret_cast<PyMethodDescrObject *>(object)->d_method;
+      if (def->ml_flags == METH_NOARGS)
+        call = def->ml_meth;
+    }
+  }
+  bool operator()(PyObject *tensor) const {
+    PyObject *value = get    ? get(tensor, closure)
+                      : call ? call(tensor, nullptr)
+                             : PyObject_CallOneArg(object, tensor);
+    if (!value)
+      throw nb::python_error();
+    bool result = value == Py_True;
+    Py_DECREF(value);
+    return result;
+  }
+};
+
 struct Torch {
+  explicit Torch(nb::handle tensor)
+      : requiresGrad(tensor.attr("requires_grad")),
+        isNegated(tensor.attr("is_neg")) {}
+
   PyTypeObject *tensor, *parameter;
   /// Null where this torch has none.
-  const ExchangeAPI *exchange;
-  PyObject *toDLPack, *fromDLPack, *empty, *emptyStrided, *isGradEnabled;
+  const ExchangeAPI *exchange = nullptr;
+  PyObject *toDLPack, *fromDLPack, *emptyStrided, *isGradEnabled;
+  /// Of sizes, strides and a type, on the CPU and the current GPU, as programs
+  /// of torch's compiler make tensors; null where this torch has none.
+  PyObject *emptyCPU, *emptyCUDA, *currentDevice;
+  Getter requiresGrad, isNegated;
+  /// Null where this torch has none: whether functions are transformed, how
+  /// many modes the dispatcher has, whether calls are traced.
+  PyObject *transforms, *numModes, *tracing;
+  /// The dict of the module of derivatives taken forward, which has the level
+  /// they are taken at, -1 for none; null where this torch has none.
+  PyObject *forwardDerivatives;
   /// Of a device number; null where this torch has none.
   PyObject *rawStream;
   PyObject *currentStream;
-  PyObject *dtypes[11];
+  PyObject *dtypes[kNumDTypes];
 };
+
+/// What `module` has under a path of names; null if nothing.
+static PyObject *findAttribute(nb::handle module,
+                               std::initializer_list<const char *> path) {
+  nb::object found = nb::borrow(module);
+  for (const char *name : path) {
+    if (!nb::hasattr(found, name))
+      return nullptr;
+    found = found.attr(name);
+  }
+  return found.release().ptr();
+}
+
 /// Null until somebody has imported torch.
 static const Torch *torch() {
   static const Torch *loaded = nullptr;
   if (loaded)
     return loaded;
-  nb::str name("torch");
-  nb::object module = nb::steal(PyImport_GetModule(name.ptr()));
+  static PyObject *name = PyUnicode_InternFromString("torch");
+  nb::object module = nb::steal(PyImport_GetModule(name));
   // One that is being imported has no tensors yet.
   if (!module.is_valid()) {
     PyErr_Clear();
     return nullptr;
   }
   if (!nb::hasattr(module, "Tensor") || !nb::hasattr(module, "nn") ||
-      !nb::hasattr(module, "cuda") || !nb::hasattr(module, "utils"))
+      !nb::hasattr(module, "cuda") || !nb::hasattr(module, "utils") ||
+      !nb::hasattr(module, "compiler"))
     return nullptr;
-  auto *result = new Torch;
   auto get = [](nb::object object) { return object.release().ptr(); };
-  result->tensor = reinterpret_cast<PyTypeObject *>(get(module.attr("Tensor")));
+  nb::object tensor = module.attr("Tensor");
+  auto *result = new Torch(tensor);
+  result->tensor = reinterpret_cast<PyTypeObject *>(get(tensor));
   result->parameter = reinterpret_cast<PyTypeObject *>(
       get(module.attr("nn").attr("Parameter")));
-  result->exchange = nullptr;
-  if (nb::hasattr(module.attr("Tensor"), "__dlpack_c_exchange_api__")) {
-    nb::object capsule =
-        module.attr("Tensor").attr("__dlpack_c_exchange_api__");
+  if (nb::hasattr(tensor, "__dlpack_c_exchange_api__")) {
+    nb::object capsule = tensor.attr("__dlpack_c_exchange_api__");
     auto *api = static_cast<const ExchangeAPI *>(
         PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
     PyErr_Clear();
@@ -124,22 +249,27 @@ static const Torch *torch() {
   nb::module_ dlpack = nb::module_::import_("torch.utils.dlpack");
   result->toDLPack = get(dlpack.attr("to_dlpack"));
   result->fromDLPack = get(dlpack.attr("from_dlpack"));
-  result->empty = get(module.attr("empty"));
   result->emptyStrided = get(module.attr("empty_strided"));
   result->isGradEnabled = get(module.attr("is_grad_enabled"));
-  // Not among what torch documents, but what its own compiler uses; the public
-  // way makes two objects.
-  nb::object internals = module.attr("_C");
-  result->rawStream = nb::hasattr(internals, "_cuda_getCurrentRawStream")
-                          ? get(internals.attr("_cuda_getCurrentRawStream"))
-                          : nullptr;
   result->currentStream = get(module.attr("cuda").attr("current_stream"));
-  const char *names[] = {"float64",       "float32", "float16", "bfloat16",
-                         "float8_e4m3fn", "int64",   "int32",   "int16",
-                         "int8",          "uint8",   "bool"};
-  for (int i = 0; i < 11; ++i)
+  // Not among what torch documents, but what its own compiler uses; the public
+  // ways cost several times as much.
+  nb::object internals = module.attr("_C");
+  result->emptyCPU =
+      findAttribute(internals, {"_dynamo", "guards", "_empty_strided_cpu"});
+  result->emptyCUDA =
+      findAttribute(internals, {"_dynamo", "guards", "_empty_strided_cuda"});
+  result->currentDevice = findAttribute(internals, {"_cuda_getDevice"});
+  result->rawStream = findAttribute(internals, {"_cuda_getCurrentRawStream"});
+  result->transforms =
+      findAttribute(internals, {"_are_functorch_transforms_active"});
+  result->numModes = findAttribute(internals, {"_len_torch_dispatch_stack"});
+  result->tracing = findAttribute(internals, {"_is_tracing"});
+  result->forwardDerivatives =
+      findAttribute(module, {"autograd", "forward_ad", "__dict__"});
+  for (int i = 0; i < kNumDTypes; ++i)
     result->dtypes[i] =
-        nb::hasattr(module, names[i]) ? get(module.attr(names[i])) : nullptr;
+        nb::hasattr(module, kNames[i]) ? get(module.attr(kNames[i])) : nullptr;
   return loaded = result;
 }
 
@@ -148,23 +278,83 @@ static bool isTorch(nb::handle object) {
   return library && PyObject_TypeCheck(object.ptr(), library->tensor);
 }
 
+static nb::object callNoArguments(PyObject *function) {
+  nb::object result = nb::steal(PyObject_CallNoArgs(function));
+  if (!result.is_valid())
+    throw nb::python_error();
+  return result;
+}
+
+static bool isGradEnabled(const Torch &library) {
+  return callNoArguments(library.isGradEnabled).ptr() == Py_True;
+}
+
+/// Whether only torch's dispatcher knows what to do with a tensor.
+static bool needsDispatcher(const Torch &library, PyObject *tensor) {
+  return Py_TYPE(tensor) != library.tensor &&
+         Py_TYPE(tensor) != library.parameter;
+}
+
+/// Whether a tensor's numbers are those in memory with their signs changed, as
+/// of the imaginary part of a conjugate. Those lie two and more apart; asking
+/// torch costs as much as all else about a tensor.
+static bool isNegatedView(const Torch &library, PyObject *tensor,
+                          const Borrowed &read) {
+  for (int i = 0; i < read.rank; ++i)
+    if (read.shape[i] > 1 && read.strides[i] % 2 != 0)
+      return false;
+  return library.isNegated(tensor);
+}
+
 TorchUse torchUse(nb::handle object) {
   const Torch *library = torch();
   if (!library || !PyObject_TypeCheck(object.ptr(), library->tensor))
     return TorchUse::Direct;
-  if (Py_TYPE(object.ptr()) != library->tensor &&
-      Py_TYPE(object.ptr()) != library->parameter)
+  if (needsDispatcher(*library, object.ptr()))
     return TorchUse::Dispatch;
-  static PyObject *name = PyUnicode_InternFromString("requires_grad");
-  nb::object wants = nb::steal(PyObject_GetAttr(object.ptr(), name));
-  if (!wants.is_valid())
-    throw nb::python_error();
-  if (wants.ptr() != Py_True)
+  return library->requiresGrad(object.ptr()) && isGradEnabled(*library)
+             ? TorchUse::Gradient
+             : TorchUse::Direct;
+}
+
+TorchUse torchUse(PyObject *const *objects, size_t count) {
+  const Torch *library = torch();
+  if (!library)
     return TorchUse::Direct;
-  nb::object enabled = nb::steal(PyObject_CallNoArgs(library->isGradEnabled));
-  if (!enabled.is_valid())
-    throw nb::python_error();
-  return enabled.ptr() == Py_True ? TorchUse::Gradient : TorchUse::Direct;
+  bool any = false, gradients = false;
+  for (size_t i = 0; i < count; ++i) {
+    if (objects[i] == Py_None ||
+        !PyObject_TypeCheck(objects[i], library->tensor))
+      continue;
+    if (!any)
+      gradients = isGradEnabled(*library);
+    any = true;
+    if (needsDispatcher(*library, objects[i]))
+      return TorchUse::Dispatch;
+    if (gradients && library->requiresGrad(objects[i]))
+      return TorchUse::Gradient;
+  }
+  if (!any)
+    return TorchUse::Direct;
+  for (PyObject *function : {library->transforms, library->tracing})
+    if (function && callNoArguments(function).ptr() == Py_True)
+      return TorchUse::Dispatch;
+  static PyObject *level = PyUnicode_InternFromString("_current_level");
+  if (library->forwardDerivatives) {
+    PyObject *at = PyDict_GetItem(library->forwardDerivatives, level);
+    if (at && PyLong_AsLong(at) >= 0) {
+      nb::object unpack =
+          nb::module_::import_("torch.autograd.forward_ad").attr("unpack_dual");
+      for (size_t i = 0; i < count; ++i)
+        if (isTorch(objects[i]) &&
+            !unpack(nb::handle(objects[i])).attr("tangent").is_none())
+          return TorchUse::Forward;
+    }
+  }
+  if (library->numModes &&
+      PyLong_AsLong(callNoArguments(library->numModes).ptr()) != 0)
+    return TorchUse::Dispatch;
+  return TorchUse::Direct;
 }
 
 /// The first part of the name of the module of an object's type.
@@ -177,6 +367,11 @@ static std::string rootModule(nb::handle object) {
 //===----------------------------------------------------------------------===//
 // In
 //===----------------------------------------------------------------------===//
+
+static bool isJax(nb::handle object) {
+  std::string root = rootModule(object);
+  return root == "jaxlib" || root == "jax";
+}
 
 static std::string typeName(nb::handle object) {
   return Py_TYPE(object.ptr())->tp_name;
@@ -217,60 +412,123 @@ static const char *const kNumPyTypes =
     "float64, float32, float16, bfloat16, int64, int32, int16, int8, uint8 or "
     "bool";
 
-void Borrowed::fromBuffer(nb::handle object, const char *name, bool writable) {
-  int flags = writable ? PyBUF_RECORDS : PyBUF_RECORDS_RO;
+int64_t *Borrowed::sizes(int count) {
+  if (count <= kInline)
+    return inlined;
+  allocated = std::make_unique<int64_t[]>(count);
+  return allocated.get();
+}
+
+/// False for an array that only the buffer protocol can say more of.
+bool Borrowed::fromArray(nb::handle object) {
+  const NumPy &library = numpy();
+  if (!library.hasStruct)
+    return false;
+  auto *array = reinterpret_cast<const ArrayStruct *>(object.ptr());
+  int type = 0;
+  while (type < kNumDTypes && library.types[type] != array->type)
+    ++type;
+  if (type == kNumDTypes)
+    return false;
+  dtype = static_cast<DType>(type);
+  auto size = static_cast<int64_t>(dtypeSize(dtype));
+  rank = array->rank;
+  int64_t *steps = sizes(rank);
+  for (int i = 0; i < rank; ++i) {
+    if (array->strides[i] % size != 0)
+      return false;
+    steps[i] = array->strides[i] / size;
+  }
+  static_assert(sizeof(Py_ssize_t) == sizeof(int64_t));
+  shape = reinterpret_cast<const int64_t *>(array->shape);
+  strides = steps;
+  data = array->data;
+  readOnly = !(array->flags & kArrayWriteable);
+  return true;
+}
+
+void Borrowed::fromBuffer(nb::handle object, const char *name) {
   nb::object holder = nb::borrow(object);
-  std::optional<DType> dtype;
-  if (PyObject_GetBuffer(object.ptr(), &buffer, flags) != 0) {
+  std::optional<DType> type;
+  if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_RECORDS_RO) != 0) {
     buffer.obj = nullptr;
     PyErr_Clear();
-    if (writable && !nb::cast<bool>(object.attr("flags").attr("writeable")))
-      throw nb::value_error(
-          (std::string(name) +
-           ": expected an array that may be written, got a read-only one")
-              .c_str());
     // Types that numpy has from ml_dtypes are not known to the protocol.
-    std::string text = nb::cast<std::string>(nb::str(object.attr("dtype")));
+    nb::object named = object.attr("dtype");
+    auto text = nb::cast<std::string>(nb::str(nb::handle(named)));
     const char *bits = nullptr;
     if (text == "bfloat16") {
-      dtype = DType::BF16;
+      type = DType::BF16;
       bits = "uint16";
     } else if (text == "float8_e4m3fn") {
-      dtype = DType::F8E4M3FN;
+      type = DType::F8E4M3FN;
       bits = "uint8";
     }
     if (!bits)
       raiseType(std::string(name) + ": expected " + kNumPyTypes + ", got " +
                 text);
     holder = object.attr("view")(bits);
-    if (PyObject_GetBuffer(holder.ptr(), &buffer, flags) != 0) {
+    if (PyObject_GetBuffer(holder.ptr(), &buffer, PyBUF_RECORDS_RO) != 0) {
       buffer.obj = nullptr;
       throw nb::python_error();
     }
   }
-  if (!dtype) {
-    dtype = fromFormat(buffer.format, buffer.itemsize);
-    if (!dtype)
-      raiseType(std::string(name) + ": expected " + kNumPyTypes +
-                " in the machine's byte order, got format '" + buffer.format +
-                "'");
+  if (!type)
+    type = fromFormat(buffer.format, buffer.itemsize);
+  if (!type)
+    raiseType(std::string(name) + ": expected " + kNumPyTypes +
+              " in the machine's byte order, got format '" + buffer.format +
+              "'");
+  dtype = *type;
+  data = buffer.buf;
+  readOnly = buffer.readonly;
+  rank = buffer.ndim;
+  int64_t *steps = sizes(rank);
+  for (int i = 0; i < rank; ++i) {
+    if (buffer.shape[i] > 1 && buffer.strides[i] % buffer.itemsize != 0)
+      raiseValue(std::string(name) +
+                 ": expected strides of whole elements, got " +
+                 std::to_string(buffer.strides[i]) + " bytes");
+    steps[i] = buffer.strides[i] / buffer.itemsize;
   }
-  std::vector<int64_t> shape(buffer.shape, buffer.shape + buffer.ndim);
-  std::vector<int64_t> strides(buffer.ndim);
-  for (int i = 0; i < buffer.ndim; ++i) {
-    if (shape[i] > 1 && buffer.strides[i] % buffer.itemsize != 0)
-      throw nb::value_error((std::string(name) +
-                             ": expected strides of whole elements, got " +
-                             std::to_string(buffer.strides[i]) + " bytes")
-                                .c_str());
-    strides[i] = buffer.strides[i] / buffer.itemsize;
-  }
+  shape = reinterpret_cast<const int64_t *>(buffer.shape);
+  strides = steps;
+}
+
+void Borrowed::fromTensor(Tensor tensor) {
+  const Tensor &kept = owned.emplace(std::move(tensor));
+  dtype = kept.dtype();
+  device = kept.device();
+  data = kept.data();
+  rank = kept.rank();
+  shape = kept.shape().data();
+  strides = kept.strides().data();
+}
+
+void Borrowed::expectPlain(const char *name) const {
+  if (negated)
+    raiseValue(std::string(name) +
+               ": expected a tensor of what is in memory, got a view of it "
+               "with other signs; pass tensor.resolve_neg()");
+}
+
+Tensor Borrowed::tensor(const char *name) const {
+  expectPlain(name);
+  if (owned)
+    return *owned;
   Expected<Tensor> view =
-      Tensor::view(buffer.buf, *dtype, std::move(shape), std::move(strides));
+      Tensor::view(data, dtype, std::vector<int64_t>(shape, shape + rank),
+                   std::vector<int64_t>(strides, strides + rank), device);
   if (!view)
     raise(Status(view.status().code(),
                  std::string(name) + ": " + view.status().message()));
-  tensor = std::move(*view);
+  return std::move(*view);
+}
+
+void Borrowed::expectWritable(const char *name) const {
+  if (readOnly)
+    raiseValue(std::string(name) +
+               ": expected a tensor that may be written, got a read-only one");
 }
 
 static Tensor fromCapsule(nb::object capsule, const char *name) {
@@ -315,64 +573,78 @@ static std::optional<DType> fromDLPack(DLDataType type) {
 
 /// A tensor as its library describes it. False for what there is no tensor of
 /// here, of which the ways that own it say why.
-static bool fromDescription(const DLTensor &from, Tensor &tensor) {
-  std::optional<DType> dtype = fromDLPack(from.dtype);
-  if (!dtype ||
+bool Borrowed::fromDescription(const DLTensor &from) {
+  std::optional<DType> type = fromDLPack(from.dtype);
+  if (!type ||
       (from.device.device_type != kDLCPU && from.device.device_type != kDLCUDA))
     return false;
-  std::vector<int64_t> shape(from.shape, from.shape + from.ndim), strides;
-  if (from.strides)
-    strides.assign(from.strides, from.strides + from.ndim);
-  Expected<Tensor> view = Tensor::view(
-      static_cast<char *>(from.data) + from.byte_offset, *dtype,
-      std::move(shape), std::move(strides),
-      from.device.device_type == kDLCPU ? Device::cpu()
-                                        : Device::cuda(from.device.device_id));
-  if (!view)
-    return false;
-  tensor = std::move(*view);
+  dtype = *type;
+  device = from.device.device_type == kDLCPU
+               ? Device::cpu()
+               : Device::cuda(from.device.device_id);
+  data = static_cast<char *>(from.data) + from.byte_offset;
+  rank = from.ndim;
+  shape = from.shape;
+  strides = from.strides;
+  if (!strides) {
+    int64_t *steps = sizes(rank), step = 1;
+    for (int i = rank - 1; i >= 0; --i) {
+      steps[i] = step;
+      step *= std::max<int64_t>(shape[i], 1);
+    }
+    strides = steps;
+  }
   return true;
+}
+
+/// Through a capsule, as every library with DLPack makes one.
+static nb::object capsuleOf(nb::handle object, nb::handle stream) {
+  nb::object make = object.attr("__dlpack__");
+  return stream.is_none() ? make() : make(nb::arg("stream") = stream);
 }
 
 Borrowed::Borrowed(nb::handle object, const char *name, bool writable) {
   if (Py_TYPE(object.ptr()) == numpy().array) {
     library = Library::NumPy;
-    fromBuffer(object, name, writable);
-    return;
-  }
-  if (isTorch(object)) {
+    if (!fromArray(object))
+      fromBuffer(object, name);
+  } else if (isTorch(object)) {
     library = Library::Torch;
+    DLTensor described;
+    bool read = false;
     if (const ExchangeAPI *api = torch()->exchange) {
-      DLTensor described;
       if (api->view(object.ptr(), &described) != 0)
         throw nb::python_error();
-      if (fromDescription(described, tensor))
-        return;
+      read = fromDescription(described);
     }
-    nb::object capsule =
-        nb::steal(PyObject_CallOneArg(torch()->toDLPack, object.ptr()));
-    if (!capsule.is_valid())
-      throw nb::python_error();
-    tensor = fromCapsule(std::move(capsule), name);
-    return;
-  }
-  if (nb::isinstance<Tensor>(object)) {
+    if (!read) {
+      static PyObject *key = PyUnicode_InternFromString("dtype");
+      nb::object type = nb::steal(PyObject_GetAttr(object.ptr(), key));
+      const auto &known = torch()->dtypes;
+      if (std::find(known, known + kNumDTypes, type.ptr()) ==
+          known + kNumDTypes)
+        raiseType(std::string(name) + ": expected " + kNumPyTypes + ", got " +
+                  nb::cast<std::string>(nb::str(type)));
+      nb::object capsule =
+          nb::steal(PyObject_CallOneArg(torch()->toDLPack, object.ptr()));
+      if (!capsule.is_valid())
+        throw nb::python_error();
+      fromTensor(fromCapsule(std::move(capsule), name));
+    }
+    negated = isNegatedView(*torch(), object.ptr(), *this);
+  } else if (nb::isinstance<Tensor>(object)) {
     library = Library::Corey;
-    tensor = nb::cast<Tensor>(object);
-    return;
-  }
-  if (PyObject_TypeCheck(object.ptr(), numpy().array)) {
+    fromTensor(nb::cast<Tensor>(object));
+  } else if (PyObject_TypeCheck(object.ptr(), numpy().array)) {
     library = Library::NumPy;
-    fromBuffer(object, name, writable);
-    return;
-  }
-  if (!nb::hasattr(object, "__dlpack__") ||
-      !nb::hasattr(object, "__dlpack_device__"))
+    fromBuffer(object, name);
+  } else if (!nb::hasattr(object, "__dlpack__") ||
+             !nb::hasattr(object, "__dlpack_device__")) {
     raiseType(std::string(name) +
               ": expected a tensor (of numpy, torch or another library with "
               "DLPack), got " +
               typeName(object));
-  if (rootModule(object) == "cupy") {
+  } else if (rootModule(object) == "cupy") {
     library = Library::CuPy;
     nb::object stream = nb::module_::import_("cupy")
                             .attr("cuda")
@@ -380,27 +652,32 @@ Borrowed::Borrowed(nb::handle object, const char *name, bool writable) {
                             .attr("ptr");
     if (nb::cast<int64_t>(stream) == 0)
       stream = nb::int_(1);
-    tensor = fromCapsule(object.attr("__dlpack__")(nb::arg("stream") = stream),
-                         name);
-    return;
+    fromTensor(fromCapsule(capsuleOf(object, stream), name));
+  } else {
+    // Of other libraries' streams nothing is known: what is queued is waited
+    // for.
+    if (nb::hasattr(object, "block_until_ready"))
+      object.attr("block_until_ready")();
+    fromTensor(fromCapsule(capsuleOf(object, nb::none()), name));
+    // Its arrays are values, of which others may be views.
+    readOnly = isJax(object);
   }
-  // Of other libraries' streams nothing is known: what is queued is waited for.
-  if (nb::hasattr(object, "block_until_ready"))
-    object.attr("block_until_ready")();
-  tensor = fromCapsule(object.attr("__dlpack__")(), name);
+  if (writable)
+    expectWritable(name);
 }
 
 Tensor keep(nb::handle object, const char *name) {
   struct Held {
+    Held(nb::handle object, const char *name)
+        : borrowed(object, name), object(nb::borrow(object)) {}
     Borrowed borrowed;
     nb::object object;
   };
-  std::shared_ptr<void> owner(
-      new Held{Borrowed(object, name), nb::borrow(object)}, [](void *held) {
-        nb::gil_scoped_acquire gil;
-        delete static_cast<Held *>(held);
-      });
-  const Tensor &source = static_cast<Held *>(owner.get())->borrowed.tensor;
+  std::shared_ptr<void> owner(new Held(object, name), [](void *held) {
+    nb::gil_scoped_acquire gil;
+    delete static_cast<Held *>(held);
+  });
+  Tensor source = static_cast<Held *>(owner.get())->borrowed.tensor(name);
   return take(Tensor::view(source.data(), source.dtype(), source.shape(),
                            source.strides(), source.device(), owner));
 }
@@ -425,28 +702,22 @@ std::string listToString(const std::vector<int64_t> &list) {
 
 /// numpy's type of a dtype; those it lacks are of ml_dtypes.
 static nb::object numpyType(DType dtype) {
-  static PyObject *cache[11] = {};
-  PyObject *&entry = cache[static_cast<int>(dtype)];
+  static PyObject *cache[kNumDTypes] = {};
+  int number = static_cast<int>(dtype);
+  if (PyObject *type = numpy().types[number])
+    return nb::borrow(type);
+  PyObject *&entry = cache[number];
   if (entry)
     return nb::borrow(entry);
-  const char *names[] = {"float64",       "float32", "float16", "bfloat16",
-                         "float8_e4m3fn", "int64",   "int32",   "int16",
-                         "int8",          "uint8",   "bool"};
-  const char *name = names[static_cast<int>(dtype)];
   nb::object type;
-  if (dtype == DType::BF16 || dtype == DType::F8E4M3FN) {
-    try {
-      type = nb::module_::import_("ml_dtypes").attr(name);
-    } catch (nb::python_error &) {
-      throw nb::type_error(
-          (std::string("expected the package ml_dtypes for numpy arrays of ") +
-           name + ", got none (pip install ml_dtypes)")
-              .c_str());
-    }
-    type = nb::module_::import_("numpy").attr("dtype")(type);
-  } else {
-    type = nb::module_::import_("numpy").attr("dtype")(name);
+  try {
+    type = nb::module_::import_("ml_dtypes").attr(kNames[number]);
+  } catch (nb::python_error &) {
+    raiseType(
+        std::string("expected the package ml_dtypes for numpy arrays of ") +
+        kNames[number] + ", got none (pip install ml_dtypes)");
   }
+  type = nb::module_::import_("numpy").attr("dtype")(type);
   entry = type.inc_ref().ptr();
   return type;
 }
@@ -468,37 +739,33 @@ static nb::object makeNumPy(DType dtype, const std::vector<int64_t> &shape,
   return nb::handle(numpy().make)(sizes, type, nb::none(), 0, toTuple(bytes));
 }
 
-static nb::object makeTorch(DType dtype, const std::vector<int64_t> &shape,
-                            const std::vector<int64_t> &strides,
-                            Device device) {
+nb::object makeTorch(DType dtype, nb::handle shape, nb::handle strides,
+                     Device device) {
   const Torch &library = *torch();
   PyObject *type = library.dtypes[static_cast<int>(dtype)];
   if (!type)
-    throw nb::type_error((std::string("expected a torch with the dtype of ") +
-                          dtypeName(dtype) + ", got one without it")
-                             .c_str());
-  static PyObject *names = Py_BuildValue("(ss)", "dtype", "device");
-  nb::object sizes = toTuple(shape), steps, place;
-  PyObject *arguments[4];
-  int count = 0;
-  arguments[count++] = sizes.ptr();
-  if (!strides.empty()) {
-    steps = toTuple(strides);
-    arguments[count++] = steps.ptr();
-  }
-  int positional = count;
-  arguments[count++] = type;
-  // The default device may be set to another by the user.
-  static PyObject *cpu = PyUnicode_InternFromString("cpu");
+    raiseType(std::string("expected a torch with the dtype of ") +
+              dtypeName(dtype) + ", got one without it");
+  PyObject *maker = nullptr;
   if (device.kind == Device::CPU)
-    arguments[count++] = cpu;
-  else {
+    maker = library.emptyCPU;
+  else if (library.emptyCUDA && library.currentDevice &&
+           PyLong_AsLong(callNoArguments(library.currentDevice).ptr()) ==
+               device.index)
+    maker = library.emptyCUDA;
+  nb::object place;
+  PyObject *arguments[4] = {shape.ptr(), strides.ptr(), type};
+  nb::object made;
+  if (maker) {
+    made = nb::steal(PyObject_Vectorcall(maker, arguments, 3, nullptr));
+  } else {
+    static PyObject *names = Py_BuildValue("(ss)", "dtype", "device");
+    // The default device may be set to another by the user.
     place = nb::str(device.name().c_str());
-    arguments[count++] = place.ptr();
+    arguments[3] = place.ptr();
+    made = nb::steal(
+        PyObject_Vectorcall(library.emptyStrided, arguments, 2, names));
   }
-  nb::object made = nb::steal(PyObject_Vectorcall(
-      strides.empty() ? library.empty : library.emptyStrided, arguments,
-      positional, names));
   if (!made.is_valid())
     throw nb::python_error();
   return made;
@@ -513,7 +780,9 @@ nb::object makeTensor(Library library, DType dtype,
       return makeNumPy(dtype, shape, strides);
     break;
   case Library::Torch:
-    return makeTorch(dtype, shape, strides, device);
+    return makeTorch(
+        dtype, toTuple(shape),
+        toTuple(strides.empty() ? contiguousStrides(shape) : strides), device);
   case Library::CuPy: {
     if (device.kind == Device::CPU)
       break;
@@ -565,8 +834,7 @@ nb::object share(const Tensor &tensor, Library library, nb::handle like) {
   case Library::Other:
     break;
   }
-  std::string root = rootModule(like);
-  if (root == "jaxlib" || root == "jax")
+  if (isJax(like))
     return nb::module_::import_("jax.dlpack").attr("from_dlpack")(own);
   // The array API's name for it.
   if (nb::hasattr(like, "__array_namespace__"))
@@ -588,10 +856,17 @@ void *currentStream(Library library, Device device) {
   if (device.kind != Device::CUDA)
     return nullptr;
   if (library == Library::Torch) {
-    nb::object raw = torch()->rawStream
-                         ? nb::handle(torch()->rawStream)(device.index)
-                         : nb::handle(torch()->currentStream)(device.index)
-                               .attr("cuda_stream");
+    const Torch &known = *torch();
+    void *queue = nullptr;
+    if (known.exchange && known.exchange->currentStream) {
+      if (known.exchange->currentStream(kDLCUDA, device.index, &queue) != 0)
+        throw nb::python_error();
+      return fromRaw(reinterpret_cast<uintptr_t>(queue));
+    }
+    nb::object raw =
+        known.rawStream
+            ? nb::handle(known.rawStream)(device.index)
+            : nb::handle(known.currentStream)(device.index).attr("cuda_stream");
     return fromRaw(nb::cast<uintptr_t>(raw));
   }
   if (library == Library::CuPy)

@@ -1,5 +1,4 @@
-//===- Interop.h - Tensors of Python's libraries as corey::Tensor *- C++
-//-*-===//
+//===- Interop.h - Tensors of Python's libraries ----------------*- C++ -*-===//
 //
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
@@ -17,10 +16,14 @@
 
 #include "corey/Executable.h"
 #include "corey/Tensor.h"
+#include <memory>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <optional>
 #include <vector>
+
+struct DLTensor;
 
 namespace corey::python {
 
@@ -43,31 +46,57 @@ template <class T> T take(Expected<T> value) {
 /// The library that a tensor is of.
 enum class Library : uint8_t { NumPy, Torch, CuPy, Corey, Other };
 
-/// A tensor of another library, for the duration of a call.
+[[noreturn]] void raiseType(const std::string &message);
+[[noreturn]] void raiseValue(const std::string &message);
+
+/// A tensor of another library, for the duration of a call: what it is in
+/// memory. Making one takes no memory where the library lets its tensors be
+/// read in place.
 class Borrowed {
 public:
-  Borrowed() = default;
-  Borrowed(Borrowed &&other) noexcept
-      : tensor(std::move(other.tensor)), library(other.library),
-        buffer(other.buffer) {
-    other.buffer.obj = nullptr;
-  }
-  Borrowed &operator=(Borrowed &&) = delete;
-  ~Borrowed() {
-    if (buffer.obj)
-      PyBuffer_Release(&buffer);
-  }
-
   /// `name` stands for the argument in messages; `writable` asks for memory
   /// that may be written.
   Borrowed(nb::handle object, const char *name, bool writable = false);
+  Borrowed(const Borrowed &) = delete;
+  Borrowed &operator=(const Borrowed &) = delete;
 
-  Tensor tensor;
+  /// As the compiler's library takes it, all its conditions checked.
+  Tensor tensor(const char *name) const;
+  /// Raises for a view that changes signs.
+  void expectPlain(const char *name) const;
+  /// Raises unless the memory may be written.
+  void expectWritable(const char *name) const;
+
   Library library = Library::Other;
+  DType dtype = DType::F32;
+  Device device;
+  bool readOnly = false;
+  /// Of torch: whether numbers are those in memory with their signs changed.
+  bool negated = false;
+  void *data = nullptr;
+  int rank = 0;
+  /// In elements.
+  const int64_t *shape = nullptr, *strides = nullptr;
 
 private:
-  void fromBuffer(nb::handle object, const char *name, bool writable);
-  Py_buffer buffer = {};
+  bool fromArray(nb::handle object);
+  void fromBuffer(nb::handle object, const char *name);
+  void fromTensor(Tensor tensor);
+  bool fromDescription(const DLTensor &described);
+  int64_t *sizes(int count);
+
+  /// What `shape` and `strides` point to where the library has no such list.
+  static constexpr int kInline = 12;
+  int64_t inlined[kInline];
+  std::unique_ptr<int64_t[]> allocated;
+  std::optional<Tensor> owned;
+  struct Export : Py_buffer {
+    Export() : Py_buffer() {}
+    ~Export() {
+      if (obj)
+        PyBuffer_Release(this);
+    }
+  } buffer;
 };
 
 /// A tensor that keeps the memory of `object` for as long as it lives.
@@ -79,17 +108,25 @@ enum class TorchUse {
   Direct,
   /// Its gradient is recorded.
   Gradient,
+  /// A derivative is taken forward with it.
+  Forward,
   /// It stands for another (fake, functional, subclass): only torch's
   /// dispatcher knows what to do.
   Dispatch
 };
 TorchUse torchUse(nb::handle object);
+/// Of all the arguments of a call: also where torch looks at every op, as under
+/// transforms of functions, modes of its dispatcher, and while it traces.
+TorchUse torchUse(PyObject *const *objects, size_t count);
 
 /// A new tensor; empty `strides` stand for row-major. `like` is one of the same
 /// library.
 nb::object makeTensor(Library library, DType dtype,
                       const std::vector<int64_t> &shape,
                       const std::vector<int64_t> &strides, Device device);
+/// A new tensor of torch, of tuples.
+nb::object makeTorch(DType dtype, nb::handle shape, nb::handle strides,
+                     Device device);
 /// The tensor as one of `library`, sharing its memory; `like` is one of it.
 nb::object share(const Tensor &tensor, Library library, nb::handle like);
 

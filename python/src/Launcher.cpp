@@ -28,6 +28,13 @@ struct Operand {
   int64_t offset = 0;
   /// Without an argument.
   Tensor constant;
+
+  /// Whether kernels cannot read a tensor where it lies, and copies of the
+  /// driver, which libcorey makes of it then, move one element at a time:
+  /// milliseconds.
+  bool isTransposed() const {
+    return !shape.empty() && shape.back() > 1 && strides.back() != 1;
+  }
 };
 
 struct Output {
@@ -35,6 +42,8 @@ struct Output {
   /// Made anew unless `view` is one of an argument.
   DType dtype = DType::F32;
   std::vector<int64_t> shape, strides;
+  /// The same as tuples.
+  nb::object shapeTuple, stridesTuple;
 };
 
 struct Plan {
@@ -59,13 +68,48 @@ static Operand toOperand(nb::handle object) {
   return operand;
 }
 
+/// Types, shapes and strides of arguments.
+class Key {
+public:
+  Key() { numbers.reserve(128); }
+  void addNone() { numbers.push_back(-1); }
+  void add(const Borrowed &one) {
+    int device = one.device.kind == Device::CUDA ? 1 + one.device.index : 0;
+    numbers.push_back(static_cast<int64_t>(one.library) |
+                      static_cast<int64_t>(one.dtype) << 8 |
+                      static_cast<int64_t>(one.rank) << 16 |
+                      static_cast<int64_t>(device) << 32);
+    numbers.insert(numbers.end(), one.shape, one.shape + one.rank);
+    numbers.insert(numbers.end(), one.strides, one.strides + one.rank);
+  }
+  uint64_t hash() const {
+    uint64_t state = numbers.size();
+    for (int64_t number : numbers) {
+      state = (state ^ static_cast<uint64_t>(number)) * 0x9E3779B97F4A7C15;
+      state ^= state >> 29;
+    }
+    return state;
+  }
+  bool operator==(const Key &other) const { return numbers == other.numbers; }
+
+private:
+  std::vector<int64_t> numbers;
+};
+struct KeyHash {
+  size_t operator()(const Key &key) const { return key.hash(); }
+};
+
 class Launcher {
 public:
   Launcher(std::string op, std::vector<std::string> names, nb::object builder)
       : op(std::move(op)), names(std::move(names)),
-        builder(std::move(builder)) {}
+        builder(std::move(builder)) {
+    if (this->names.size() > kMostArguments)
+      raiseValue("names: expected at most " + std::to_string(kMostArguments) +
+                 ", got " + std::to_string(this->names.size()));
+  }
 
-  nb::object call(nb::args arguments, bool direct);
+  nb::object call(PyObject *const *arguments, size_t count, bool direct);
   void clear() { plans.clear(); }
   size_t size() const { return plans.size(); }
 
@@ -74,38 +118,26 @@ public:
   nb::object builder;
 
 private:
+  static constexpr size_t kMostArguments = 24;
   /// Far more than a program of one kind meets; past it all are forgotten.
   static constexpr size_t kMostPlans = 4096;
-  std::unordered_map<std::string, std::shared_ptr<const Plan>> plans;
+  /// Plans, or for shapes that are no single program's, functions of Python.
+  std::unordered_map<Key, nb::object, KeyHash> plans;
+
+  friend int traverse(PyObject *, visitproc, void *);
 };
 
-static void appendKey(std::string &key, const Borrowed &one) {
-  const Tensor &tensor = one.tensor;
-  char head[4] = {
-      static_cast<char>(one.library), static_cast<char>(tensor.dtype()),
-      static_cast<char>(
-          tensor.device().kind == Device::CUDA ? 1 + tensor.device().index : 0),
-      static_cast<char>(tensor.rank())};
-  key.append(head, 4);
-  key.append(reinterpret_cast<const char *>(tensor.shape().data()),
-             tensor.rank() * sizeof(int64_t));
-  key.append(reinterpret_cast<const char *>(tensor.strides().data()),
-             tensor.rank() * sizeof(int64_t));
-}
-
-static Tensor viewOf(const Tensor &base, const Operand &operand) {
-  char *data = static_cast<char *>(base.data()) +
-               operand.offset * static_cast<int64_t>(dtypeSize(base.dtype()));
-  return take(Tensor::view(data, base.dtype(), operand.shape, operand.strides,
-                           base.device()));
-}
-
-/// Whether kernels cannot read a tensor where it lies, and copies of the
-/// driver, which libcorey makes of it then, move one element at a time:
-/// milliseconds.
-static bool isTransposed(const Operand &operand) {
-  return !operand.shape.empty() && operand.shape.back() > 1 &&
-         operand.strides.back() != 1;
+static Tensor viewOf(const Borrowed &base, const Operand &operand,
+                     const char *name) {
+  base.expectPlain(name);
+  char *data = static_cast<char *>(base.data) +
+               operand.offset * static_cast<int64_t>(dtypeSize(base.dtype));
+  Expected<Tensor> view = Tensor::view(data, base.dtype, operand.shape,
+                                       operand.strides, base.device);
+  if (!view)
+    raise(Status(view.status().code(),
+                 std::string(name) + ": " + view.status().message()));
+  return std::move(*view);
 }
 
 /// The part of a tensor of torch that an operand is, as a tensor of torch.
@@ -115,64 +147,77 @@ static nb::object partOf(nb::handle base, const Operand &operand) {
       nb::cast<int64_t>(base.attr("storage_offset")()) + operand.offset);
 }
 
-nb::object Launcher::call(nb::args arguments, bool direct) {
-  size_t count = arguments.size();
+nb::object Launcher::call(PyObject *const *arguments, size_t count,
+                          bool direct) {
   if (count != names.size())
-    throw nb::type_error((op + ": expected " + std::to_string(names.size()) +
-                          " arguments, got " + std::to_string(count))
-                             .c_str());
-  if (!direct)
-    for (nb::handle argument : arguments)
-      if (!argument.is_none() && torchUse(argument) != TorchUse::Direct)
-        return nb::borrow(Py_NotImplemented);
+    raiseType(op + ": expected " + std::to_string(names.size()) +
+              " arguments, got " + std::to_string(count));
+  if (!direct) {
+    TorchUse use = torchUse(arguments, count);
+    if (use == TorchUse::Forward)
+      raise(Status(StatusCode::Unsupported,
+                   op + ": expected tensors without derivatives that are taken "
+                        "forward, got one with; take gradients backward"));
+    if (use != TorchUse::Direct)
+      return nb::borrow(Py_NotImplemented);
+  }
 
-  std::vector<std::optional<Borrowed>> borrowed(count);
-  std::string key;
-  key.reserve(count * 72);
+  std::optional<Borrowed> borrowed[kMostArguments];
+  Key key;
   const Borrowed *first = nullptr;
   nb::handle like;
   for (size_t i = 0; i < count; ++i) {
-    if (arguments[i].is_none()) {
-      key.push_back(-1);
+    if (arguments[i] == Py_None) {
+      key.addNone();
       continue;
     }
-    borrowed[i].emplace(arguments[i], names[i].c_str());
-    appendKey(key, *borrowed[i]);
+    const Borrowed &one =
+        borrowed[i].emplace(nb::handle(arguments[i]), names[i].c_str());
+    if (one.negated && !direct)
+      return nb::borrow(Py_NotImplemented);
+    key.add(one);
     if (!first) {
-      first = &*borrowed[i];
+      first = &one;
       like = arguments[i];
-    } else if (borrowed[i]->tensor.device() != first->tensor.device()) {
-      throw nb::value_error(
-          (op + ": expected every tensor on " + first->tensor.device().name() +
-           ", got " + names[i] + " on " + borrowed[i]->tensor.device().name())
-              .c_str());
+    } else if (one.device != first->device) {
+      raiseValue(op + ": expected every tensor on " + first->device.name() +
+                 ", got " + names[i] + " on " + one.device.name());
     }
   }
   if (!first)
-    throw nb::type_error((op + ": expected tensors, got none").c_str());
+    raiseType(op + ": expected tensors, got none");
 
-  std::shared_ptr<const Plan> plan;
-  if (auto found = plans.find(key); found != plans.end()) {
-    plan = found->second;
+  nb::object found;
+  if (auto known = plans.find(key); known != plans.end()) {
+    found = known->second;
   } else {
     nb::list described;
-    for (const std::optional<Borrowed> &one : borrowed) {
-      if (!one) {
+    for (size_t i = 0; i < count; ++i) {
+      if (!borrowed[i]) {
         described.append(nb::none());
         continue;
       }
-      described.append(nb::make_tuple(dtypeName(one->tensor.dtype()),
-                                      toTuple(one->tensor.shape()),
-                                      toTuple(one->tensor.strides())));
+      // With all conditions of a tensor checked.
+      Tensor tensor = borrowed[i]->tensor(names[i].c_str());
+      described.append(nb::make_tuple(dtypeName(tensor.dtype()),
+                                      toTuple(tensor.shape()),
+                                      toTuple(tensor.strides())));
     }
-    plan = nb::cast<std::shared_ptr<Plan>>(
-        builder(first->tensor.device().name(), described));
+    found = builder(first->device.name(), described);
     if (plans.size() >= kMostPlans)
       plans.clear();
-    plans.emplace(std::move(key), plan);
+    plans.emplace(std::move(key), found);
+  }
+  Plan *plan = nullptr;
+  if (!nb::try_cast(found, plan)) {
+    nb::object result =
+        nb::steal(PyObject_Vectorcall(found.ptr(), arguments, count, nullptr));
+    if (!result.is_valid())
+      throw nb::python_error();
+    return result;
   }
 
-  Device device = first->tensor.device();
+  Device device = first->device;
   std::vector<Tensor> inputs, outputs;
   inputs.reserve(plan->inputs.size());
   outputs.reserve(plan->outputs.size());
@@ -180,43 +225,44 @@ nb::object Launcher::call(nb::args arguments, bool direct) {
   bool transposes =
       device.kind == Device::CUDA && first->library == Library::Torch;
   std::vector<nb::object> copies;
-  std::vector<Borrowed> ofCopies;
-  ofCopies.reserve(plan->inputs.size());
   for (const Operand &operand : plan->inputs) {
     if (operand.argument < 0) {
       inputs.push_back(operand.constant);
       continue;
     }
-    if (transposes && isTransposed(operand)) {
+    const char *name = names[operand.argument].c_str();
+    if (transposes && operand.isTransposed()) {
       copies.push_back(
           partOf(arguments[operand.argument], operand).attr("contiguous")());
-      ofCopies.emplace_back(copies.back(), names[operand.argument].c_str());
-      inputs.push_back(ofCopies.back().tensor);
+      inputs.push_back(Borrowed(copies.back(), name).tensor(name));
       continue;
     }
-    inputs.push_back(viewOf(borrowed[operand.argument]->tensor, operand));
+    inputs.push_back(viewOf(*borrowed[operand.argument], operand, name));
   }
-  std::vector<nb::object> made(plan->outputs.size()), staged(made.size());
-  std::vector<Borrowed> written;
-  written.reserve(plan->outputs.size());
+  std::vector<nb::object> made(plan->outputs.size()), staged;
   for (size_t i = 0; i < plan->outputs.size(); ++i) {
     const Output &output = plan->outputs[i];
     if (output.view.argument >= 0) {
-      outputs.push_back(
-          viewOf(borrowed[output.view.argument]->tensor, output.view));
+      const Borrowed &one = *borrowed[output.view.argument];
+      const char *name = names[output.view.argument].c_str();
+      one.expectWritable(name);
+      outputs.push_back(viewOf(one, output.view, name));
       continue;
     }
-    made[i] = makeTensor(first->library, output.dtype, output.shape,
-                         output.strides, device);
-    if (transposes && isTransposed(output.view)) {
+    made[i] = first->library == Library::Torch
+                  ? makeTorch(output.dtype, output.shapeTuple,
+                              output.stridesTuple, device)
+                  : makeTensor(first->library, output.dtype, output.shape,
+                               output.strides, device);
+    if (transposes && output.view.isTransposed()) {
+      staged.resize(made.size());
       staged[i] = makeTensor(first->library, output.dtype, output.view.shape,
                              {}, device);
-      written.emplace_back(staged[i], "output", /*writable=*/true);
-      outputs.push_back(written.back().tensor);
+      outputs.push_back(Borrowed(staged[i], "output").tensor("output"));
       continue;
     }
-    written.emplace_back(made[i], "output", /*writable=*/true);
-    outputs.push_back(viewOf(written.back().tensor, output.view));
+    outputs.push_back(
+        viewOf(Borrowed(made[i], "output"), output.view, "output"));
   }
   void *stream = currentStream(first->library, device);
   Status status;
@@ -247,16 +293,53 @@ nb::object Launcher::call(nb::args arguments, bool direct) {
   return tuple;
 }
 
-static int traverse(PyObject *self, visitproc visit, void *arg) {
+//===----------------------------------------------------------------------===//
+// Functions
+//===----------------------------------------------------------------------===//
+
+template <bool direct>
+static PyObject *callLauncher(PyObject *self, PyObject *const *arguments,
+                              Py_ssize_t count) {
+  try {
+    return nb::inst_ptr<Launcher>(self)
+        ->call(arguments, static_cast<size_t>(count), direct)
+        .release()
+        .ptr();
+  } catch (nb::python_error &error) {
+    error.restore();
+  } catch (const std::bad_alloc &) {
+    PyErr_NoMemory();
+  } catch (const std::exception &error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+/// Calls of a launcher as a function of the interpreter, which passes arguments
+/// as they are.
+template <bool direct> static nb::object functionOf(nb::handle launcher) {
+  static PyMethodDef definition = {
+      "launch",
+      reinterpret_cast<PyCFunction>(
+          reinterpret_cast<void (*)()>(&callLauncher<direct>)),
+      METH_FASTCALL, nullptr};
+  return nb::steal(PyCFunction_New(&definition, launcher.ptr()));
+}
+
+int traverse(PyObject *self, visitproc visit, void *arg) {
   Py_VISIT(Py_TYPE(self));
   if (!nb::inst_ready(self))
     return 0;
   Launcher *launcher = nb::inst_ptr<Launcher>(self);
   Py_VISIT(launcher->builder.ptr());
+  for (const auto &[key, plan] : launcher->plans)
+    Py_VISIT(plan.ptr());
   return 0;
 }
 static int clear(PyObject *self) {
-  nb::inst_ptr<Launcher>(self)->builder.reset();
+  Launcher *launcher = nb::inst_ptr<Launcher>(self);
+  launcher->builder.reset();
+  launcher->clear();
   return 0;
 }
 static PyType_Slot slots[] = {{Py_tp_traverse, (void *)traverse},
@@ -282,6 +365,10 @@ void bindLauncher(nb::module_ &module) {
               made.dtype = take(dtypeFromName(dtype));
               made.shape = std::move(shape);
               made.strides = std::move(strides);
+              made.shapeTuple = toTuple(made.shape);
+              made.stridesTuple =
+                  toTuple(made.strides.empty() ? contiguousStrides(made.shape)
+                                               : made.strides);
               plan->outputs.push_back(std::move(made));
             }
             plan->results = std::move(results);
@@ -295,16 +382,10 @@ void bindLauncher(nb::module_ &module) {
   nb::class_<Launcher>(module, "Launcher", nb::type_slots(slots))
       .def(nb::init<std::string, std::vector<std::string>, nb::object>(),
            nb::arg("op"), nb::arg("names"), nb::arg("builder"))
-      .def(
-          "__call__",
-          [](Launcher &self, nb::args arguments) {
-            return self.call(arguments, /*direct=*/false);
-          },
-          "NotImplemented where only torch's dispatcher can make the call.")
-      .def("direct",
-           [](Launcher &self, nb::args arguments) {
-             return self.call(arguments, /*direct=*/true);
-           })
+      .def_prop_ro("function", &functionOf<false>,
+                   "Calls it: NotImplemented where only torch's dispatcher can "
+                   "make the call.")
+      .def_prop_ro("direct", &functionOf<true>, "Calls it in any case.")
       .def("clear", &Launcher::clear)
       .def("__len__", &Launcher::size);
   module.def(

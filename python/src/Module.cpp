@@ -5,6 +5,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "Interop.h"
+#include <deque>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -33,8 +34,7 @@ static nb::object run(const std::shared_ptr<Executable> &self, nb::args inputs,
                           std::to_string(inputs.size()))
                              .c_str());
   }
-  std::vector<Borrowed> borrowed;
-  borrowed.reserve(inputs.size() + info->outputs.size());
+  std::deque<Borrowed> borrowed;
   std::vector<Tensor> given, results;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const char *name = info->inputs[i].name.c_str();
@@ -45,7 +45,7 @@ static nb::object run(const std::shared_ptr<Executable> &self, nb::args inputs,
            "call under torch.no_grad(), or pass tensor.detach()")
               .c_str());
     borrowed.emplace_back(inputs[i], name);
-    given.push_back(borrowed.back().tensor);
+    given.push_back(borrowed.back().tensor(name));
   }
   Library library = Library::Corey;
   nb::handle like;
@@ -80,9 +80,9 @@ static nb::object run(const std::shared_ptr<Executable> &self, nb::args inputs,
           makeTensor(library, info->outputs[i].dtype, shapes[i], {}, device));
   }
   for (size_t i = 0; i < made.size(); ++i) {
-    borrowed.emplace_back(made[i], info->outputs[i].name.c_str(),
-                          /*writable=*/true);
-    results.push_back(borrowed.back().tensor);
+    const char *name = info->outputs[i].name.c_str();
+    borrowed.emplace_back(made[i], name, /*writable=*/true);
+    results.push_back(borrowed.back().tensor(name));
   }
   Status status;
   {

@@ -82,9 +82,10 @@ public:
   ~Estimator() { corey_sched_estimator_destroy(handle); }
 
   corey_sched_statistics estimate(nb::handle object) {
-    Borrowed one(object, "x");
+    Borrowed borrowed(object, "x");
+    Tensor one = borrowed.tensor("x");
     corey_sched_tensor tensor = {};
-    switch (one.tensor.dtype()) {
+    switch (one.dtype()) {
     case DType::F64:
       tensor.type = COREY_SCHED_F64;
       break;
@@ -100,17 +101,17 @@ public:
     default:
       throw nb::type_error((std::string("x: expected f64, f32, f16 or bf16, "
                                         "got ") +
-                            dtypeName(one.tensor.dtype()))
+                            dtypeName(one.dtype()))
                                .c_str());
     }
-    if (one.tensor.device().kind != Device::CPU)
+    if (one.device().kind != Device::CPU)
       throw nb::value_error(("x: expected a tensor on the host, got one on " +
-                             one.tensor.device().name())
+                             one.device().name())
                                 .c_str());
-    tensor.data = one.tensor.data();
-    tensor.rank = one.tensor.rank();
-    tensor.shape = one.tensor.shape().data();
-    tensor.strides = one.tensor.strides().data();
+    tensor.data = one.data();
+    tensor.rank = one.rank();
+    tensor.shape = one.shape().data();
+    tensor.strides = one.strides().data();
     corey_sched_statistics statistics;
     corey_sched_status status;
     {

@@ -211,7 +211,7 @@ def test_outputs_that_cannot_be_written(negate):
     x = normal(2, 2)
     out = np.zeros((2, 2), "float32")
     out.flags.writeable = False
-    with pytest.raises(ValueError, match="result0: expected an array that may be written"):
+    with pytest.raises(ValueError, match="result0: expected a tensor that may be written"):
         negate(x, out=out)
     with pytest.raises(ValueError, match="overlap"):
         negate(x, out=x)

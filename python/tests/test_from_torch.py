@@ -327,13 +327,40 @@ def test_mixers_of_transformers(kind):
         torch.testing.assert_close(program(given), Plain()(given), rtol=1e-4, atol=1e-5)
 
 
-def test_generic_associative_scan_is_refused():
-    class Generic(Parameters):
+class Generic(Parameters):
+    """With the pair the other way round."""
+
+    def forward(self, u, delta, B, C):
+        A, dt = -torch.exp(self.A_log), F.softplus(delta)
+        values = dt[..., None] * B[:, :, None, :] * u[..., None]
+        h, _ = associative_scan(
+            lambda a, b: (a[0] * b[1] + b[0], a[1] * b[1]), (values, torch.exp(dt[..., None] * A)), 1, combine_mode="generic"
+        )
+        return (h * C[:, :, None]).sum(-1)
+
+
+def test_generic_associative_scans():
+    module = Generic()
+    program = corey.from_torch(module, inputs(2, 5))
+    assert program.counts["selective_scan"] == 1
+    for shape in [(2, 5), (1, 1), (3, 2), (1, 70)]:
+        check(program, module, inputs(*shape))
+
+
+def test_scans_of_other_functions_are_refused():
+    class Sum(Parameters):
         def forward(self, x):
             return associative_scan(lambda a, b: a + b, x, 1, combine_mode="generic")
 
-    with pytest.raises(corey.UnsupportedError, match="expected associative_scan with combine_mode='pointwise'"):
-        corey.from_torch(Generic(), torch.randn(2, 5, 4))
+    class Product(Parameters):
+        def forward(self, x, y):
+            return associative_scan(lambda a, b: (a[0] * b[0], b[0] * a[1] * b[1]), (x, y), 1, combine_mode="generic")[1]
+
+    x = torch.randn(2, 5, 4)
+    with pytest.raises(corey.UnsupportedError, match="expected pairs of a decay and a value, got 1 tensors"):
+        corey.from_torch(Sum(), x)
+    with pytest.raises(corey.UnsupportedError, match="a recurrence h = a h . b, got another combination"):
+        corey.from_torch(Product(), (x, x))
 
 
 def test_gradients_are_refused():

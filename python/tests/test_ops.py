@@ -1,6 +1,5 @@
 """corey.ops on arrays of numpy: values, layouts, options, refusals."""
 
-import itertools
 import threading
 
 import numpy as np
@@ -75,6 +74,25 @@ def test_read_only_arrays():
     x = normal(2, 8)
     x.flags.writeable = False
     assert ref.error(ops.hadamard_transform(x), ref.hadamard(x, 1.0)) < 1e-6
+
+
+def test_states_that_are_read_only_are_refused():
+    state, conv_state, out = normal(2, 4, 8), channel_last(normal(2, 4, 3)), channel_last(normal(2, 4, 3))
+    x, weight = normal(2, 4), normal(4, 4)
+    for a in (state, conv_state, out):
+        a.flags.writeable = False
+    before = state.copy(), conv_state.copy()
+    with pytest.raises(ValueError, match="state: expected a tensor that may be written"):
+        ops.selective_state_update(state, x, x, decay(4, 8), normal(2, 8), normal(2, 8))
+    with pytest.raises(ValueError, match="conv_state: expected a tensor that may be written"):
+        ops.causal_conv1d_update(x, conv_state, weight)
+    with pytest.raises(ValueError, match="final_states_out: expected a tensor that may be written"):
+        ops.causal_conv1d_fn(normal(2, 4, 6), weight, return_final_states=True, final_states_out=out)
+    held = normal(2, 4, 5)
+    held.flags.writeable = False
+    with pytest.raises(ValueError, match="conv_state: expected a tensor that may be written"):
+        ops.causal_conv1d_update(x, held, weight)
+    assert np.array_equal(state, before[0]) and np.array_equal(conv_state, before[1])
 
 
 def test_selective_scan_keeps_nan_where_it_is():
@@ -368,43 +386,6 @@ def test_refused(number):
     kind, message, call = REFUSED[number]
     with pytest.raises(kind, match=message):
         call()
-
-
-def combinations():
-    batch, length, heads, width, n = 1, 12, 2, 4, 8
-    arguments = [
-        normal(batch, length, heads, width), np.abs(normal(batch, length, heads)), decay(heads),
-        normal(batch, length, 1, n), normal(batch, length, 1, n),
-    ]  # fmt: skip
-    seq_idx = np.repeat(np.arange(3, dtype="int32"), 4)[None]
-    choices = dict(
-        D=[None, normal(heads), normal(heads, width)], z=[None, arguments[0]], dt_bias=[None, normal(heads)],
-        initial_states=[None, normal(batch, heads, width, n)], seq_idx=[None, seq_idx],
-        cu_seqlens=[None, np.array([0, 4, 8, 12], "int32")], dt_softplus=[False, True], dt_limit=[(0.0, np.inf), (0.1, 0.5)],
-    )  # fmt: skip
-    return arguments, [dict(zip(choices, values)) for values in itertools.product(*choices.values())]
-
-
-def test_what_is_refused_of_all_combinations_of_options():
-    """cu_seqlens without seq_idx, which would change nothing, or with states that
-    only one sequence has."""
-    arguments, options = combinations()
-    refused = [o for o in options if o["cu_seqlens"] is not None and (o["seq_idx"] is None or o["initial_states"] is not None)]
-    assert len(options) == 384 and len(refused) == 144
-    for option in refused:
-        with pytest.raises((ValueError, NotImplementedError), match="expected"):
-            ops.mamba_chunk_scan_combined(*arguments, 4, **option)
-
-
-@pytest.mark.parametrize("part", range(24))
-def test_all_other_combinations_of_options_count(part):
-    """None is accepted and ignored: every tenth, so that every two options meet."""
-    arguments, options = combinations()
-    accepted = [o for o in options if o["cu_seqlens"] is None or (o["seq_idx"] is not None and o["initial_states"] is None)]
-    option = accepted[part * 10 + part % 10]
-    out = ops.mamba_chunk_scan_combined(*arguments, 4, **option)
-    option = {name: value for name, value in option.items() if name != "cu_seqlens"}
-    assert ref.error(out, ref.chunk_scan(*arguments, **option)[0]) < 3e-6
 
 
 def test_one_program_serves_every_batch_and_length():

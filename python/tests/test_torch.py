@@ -197,6 +197,38 @@ def test_training_goes_through_the_public_functions():
         grad.sum().backward()
 
 
+def test_what_torch_makes_of_calls():
+    """Transforms, modes and traces see the op, not what it computed once."""
+    from torch.autograd import forward_ad
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x = torch.randn(3, 8)
+    graph = make_fx(lambda v: ops.hadamard_transform(v))(x)
+    assert any(node.target is torch.ops.corey.hadamard.default for node in graph.graph.nodes)
+    other = torch.randn(3, 8)
+    traced = torch.jit.trace(lambda v: ops.hadamard_transform(v) + 1, (x,))
+    assert torch.equal(traced(other), ops.hadamard_transform(other) + 1)
+    assert ref.error(torch.vmap(ops.hadamard_transform)(x), ref.hadamard(x, 1.0)) < 1e-6
+    with pytest.raises(RuntimeError):
+        torch.func.grad(lambda v: ops.hadamard_transform(v).sum())(x)
+    with forward_ad.dual_level():
+        assert torch.equal(ops.hadamard_transform(x), ops.hadamard_transform(x))
+        with pytest.raises(NotImplementedError, match="hadamard_transform: expected tensors without derivatives that are taken forward"):
+            ops.hadamard_transform(forward_ad.make_dual(x, torch.ones_like(x)))
+
+
+def test_views_with_other_signs():
+    x = torch.randn(4, 8, dtype=torch.complex64).conj().imag
+    assert x.is_neg()
+    assert ref.error(ops.hadamard_transform(x), ref.hadamard(x.resolve_neg(), 1.0)) < 1e-6
+    program = corey.compile("""func.func @main(%x: tensor<?x8xf32>) -> tensor<?x8xf32> {
+      %0 = ssm.neg %x : tensor<?x8xf32>
+      return %0 : tensor<?x8xf32>
+    }""")
+    with pytest.raises(ValueError, match="x: expected a tensor of what is in memory"):
+        program(x)
+
+
 def test_updates_refuse_gradients():
     x = torch.randn(2, 6, requires_grad=True)
     with pytest.raises(NotImplementedError, match="expected tensors without gradients"):

@@ -83,6 +83,24 @@ def test_patched_models_compute_the_same(model, device):
         assert torch.equal(model(ids).logits, wanted) and len(stats(model)) == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("layers", [2, 16])
+@pytest.mark.parametrize("make", [mamba, mamba2, falcon_mamba])
+def test_half_precision_is_no_worse(make, layers, dtype):
+    """Both are compared with the same weights in float32: what a model of many layers
+    loses in 16 bits is transformers' own."""
+    torch.manual_seed(5)
+    half = make(num_hidden_layers=layers).eval().to(dtype)
+    ids = tokens(length=7)
+    with torch.no_grad():
+        theirs = half(ids).logits
+        ours = patch(half)(ids).logits
+        unpatch(half)
+        wanted = half.float()(ids).logits
+    assert torch.isfinite(theirs).all() and torch.isfinite(ours).all()
+    assert ref.error(ours, wanted) < 1.5 * ref.error(theirs, wanted)
+
+
 def test_masked_prompts(model):
     ids = tokens()
     mask = torch.ones_like(ids)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 from .. import _core
+from . import _arrays
 from ._program import Op, Program, View, contiguous_strides
 
 Value = Tuple[str, str]
@@ -130,7 +132,7 @@ def _float(value: float) -> str:
     return (mantissa if "." in mantissa else mantissa + ".0") + e + exponent
 
 
-def _chunk_scan(p, x, dt, A, B, C, D, z, dt_bias, initial_states, starts, softplus, limit, with_state):
+def _ssd_of_tensors(p, x, dt, A, B, C, D, z, dt_bias, initial_states, starts, softplus, limit, with_state):
     """With `starts` the batch is 1, and states are those of every sequence."""
     p.expect_float(x, dt, A, B, C, D, z, dt_bias, initial_states)
     p.expect_int32(starts)
@@ -170,7 +172,45 @@ def _chunk_scan(p, x, dt, A, B, C, D, z, dt_bias, initial_states, starts, softpl
     return p.plan(*numbers)
 
 
-chunk_scan = Op("mamba_chunk_scan_combined", "x dt A B C D z dt_bias initial_states seq_starts", _chunk_scan)
+#: Of one row of sequences.
+ssd_of_sequences = Op("mamba_chunk_scan_combined", "x dt A B C D z dt_bias initial_states seq_starts", _ssd_of_tensors)
+
+
+def _chunk_scan(p, x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, softplus, limit, final, varlen):
+    p.expect(not varlen or cu_seqlens is not None, "cu_seqlens: expected with return_varlen_states, got None")
+    if cu_seqlens is not None:
+        p.expect_integers(cu_seqlens)
+        p.expect(seq_idx is not None, "seq_idx: expected with cu_seqlens, got None")
+        p.expect(x.shape[0] == 1, f"x: expected a batch of 1 with cu_seqlens, got {x.shape[0]}")
+        p.expect(cu_seqlens.rank == 1 and cu_seqlens.shape[0] > 1,
+                 f"cu_seqlens: expected shape (sequences + 1), got {cu_seqlens.shape}")
+        p.support(initial_states is None, "initial_states: expected None with cu_seqlens, got a tensor")
+    if seq_idx is None:
+        return _ssd_of_tensors(p, x, dt, A, B, C, D, z, dt_bias, initial_states, None, softplus, limit, final)
+    p.expect(x.rank == 4, f"x: expected 4 axes (batch, seqlen, nheads, headdim), got {x.rank}")
+    p.expect_integers(seq_idx)
+    p.expect_shape(seq_idx, x.shape[:2], "batch, seqlen")
+    if initial_states is not None:
+        p.expect_shape(initial_states, (x.shape[0], *x.shape[2:], B.shape[-1]), "batch, nheads, headdim, dstate")
+    return functools.partial(_chunk_scan_of_sequences, softplus, limit, final, varlen)
+
+
+def _chunk_scan_of_sequences(softplus, limit, final, varlen, x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens):
+    rows = _arrays.Sequences(seq_idx, cu_seqlens)
+    start = None
+    if initial_states is not None:
+        # The first sequence of each batch element goes on from it.
+        start = _arrays.zeros_like(initial_states, (rows.count, *initial_states.shape[1:]))
+        start = _arrays.with_rows(start, rows.first, initial_states)
+    x_row, dt, B, C, z = (t if t is None else _arrays.one_row(t) for t in (x, dt, B, C, z))
+    result = ssd_of_sequences.direct[softplus, limit, final or varlen](x_row, dt, A, B, C, D, z, dt_bias, start, rows.starts)
+    if not final and not varlen:
+        return result.reshape(x.shape)
+    out, states = result
+    return (out.reshape(x.shape), *([states[rows.last]] if final else []), *([states] if varlen else []))
+
+
+chunk_scan = Op("mamba_chunk_scan_combined", "x dt A B C D z dt_bias initial_states seq_idx cu_seqlens", _chunk_scan)
 
 
 def _tied(A: View, dt: View, dt_bias: Optional[View], D: Optional[View]) -> bool:
@@ -192,14 +232,16 @@ def _range(count: int, device: str) -> _core.Tensor:
     return found
 
 
-def _slots(p: Program, state: View, indices: Optional[View], batch: int) -> Value:
-    """Which state of the pool is whose."""
+def _expect_slots(p: Program, state: View, indices: Optional[View], batch: int) -> None:
     p.expect_int32(indices)
     p.expect_shape(indices, (batch,), "batch")
-    if indices is None:
-        p.expect(state.shape[0] == batch, f"{state.name}: expected {batch} states, got {state.shape[0]}")
-        return p.input(_range(batch, p.device), [None], "i32")
-    return p.input(indices, [None])
+    p.expect(indices is not None or state.shape[0] == batch, f"{state.name}: expected {batch} states, got {state.shape[0]}")
+
+
+def _slots(p: Program, state: View, indices: Optional[View], batch: int) -> Value:
+    """Which state of the pool is whose."""
+    _expect_slots(p, state, indices, batch)
+    return p.input(_range(batch, p.device), [None], "i32") if indices is None else p.input(indices, [None])
 
 
 def _state_update(p, state, x, dt, A, B, C, D, z, dt_bias, indices, softplus):
@@ -293,7 +335,7 @@ def _expect_conv(p: Program, x: View, weight: View, bias: Optional[View]) -> Tup
     return channels, width
 
 
-def _causal_conv(p, x, weight, bias, initial_states, final_states_out, starts, silu, with_state):
+def _conv_of_tensors(p, x, weight, bias, initial_states, final_states_out, starts, silu, with_state):
     p.expect_float(x, weight, bias, initial_states)
     p.expect_int32(starts)
     p.expect(x.rank == 3, f"x: expected 3 axes (batch, dim, seqlen), got {x.rank}")
@@ -319,20 +361,50 @@ def _causal_conv(p, x, weight, bias, initial_states, final_states_out, starts, s
     return p.plan(*numbers)
 
 
-causal_conv = Op("causal_conv1d_fn", "x weight bias initial_states final_states_out seq_starts", _causal_conv)
+#: Of one row of sequences.
+conv_of_sequences = Op("causal_conv1d_fn", "x weight bias initial_states final_states_out seq_starts", _conv_of_tensors)
+
+
+def _causal_conv(p, x, weight, bias, seq_idx, initial_states, final_states_out, silu, with_state):
+    p.expect(x.rank == 3, f"x: expected 3 axes (batch, dim, seqlen), got {x.rank}")
+    p.expect(with_state or final_states_out is None, "final_states_out: expected with return_final_states, got it alone")
+    if seq_idx is None:
+        return _conv_of_tensors(p, x, weight, bias, initial_states, final_states_out, None, silu, with_state)
+    p.support(initial_states is None, "initial_states: expected none with seq_idx, got it")
+    p.support(not with_state, "return_final_states: expected none with seq_idx, got it")
+    p.expect_integers(seq_idx)
+    p.expect_shape(seq_idx, (x.shape[0], x.shape[2]), "batch, seqlen")
+    return functools.partial(_causal_conv_of_sequences, silu)
+
+
+def _causal_conv_of_sequences(silu, x, weight, bias, seq_idx, initial_states, final_states_out):
+    if seq_idx.shape[1] and bool((seq_idx < 0).any()):
+        raise NotImplementedError("causal_conv1d_fn: seq_idx: expected numbers of 0 and more, got negative ones")
+    batch, channels, length = x.shape
+    row = _arrays.one_row(x.swapaxes(1, 2)).swapaxes(1, 2)
+    starts = _arrays.Sequences(seq_idx).starts
+    result = conv_of_sequences.direct[silu, False](row, weight, bias, None, None, starts)
+    return result.swapaxes(1, 2).reshape((batch, length, channels)).swapaxes(1, 2)
+
+
+causal_conv = Op("causal_conv1d_fn", "x weight bias seq_idx initial_states final_states_out", _causal_conv)
 
 
 def _conv_update(p, x, conv_state, weight, bias, indices, silu):
-    """Of a state that holds width - 1 tokens, channel-last in memory."""
     p.expect_float(x, conv_state, weight, bias)
     flat = x.rank == 2
     p.expect(x.rank in (2, 3), f"x: expected 2 axes (batch, dim) or 3 (batch, dim, seqlen), got {x.rank}")
     full = x.unsqueeze(2) if flat else x
     batch, channels, length = full.shape
     channels, width = _expect_conv(p, full, weight, bias)
-    p.expect_shape(conv_state, (conv_state.shape[0], channels, width - 1), "batch, dim, width - 1")
-    p.expect(conv_state.dtype == x.dtype, f"conv_state: expected {x.dtype} as x, got {conv_state.dtype}")
+    p.expect(conv_state.rank == 3 and conv_state.shape[1] == channels,
+             f"conv_state: expected shape (batch, {channels}, at least {width - 1}), got {conv_state.shape}")
+    held = conv_state.shape[2]
+    p.expect(held >= width - 1, f"conv_state: expected at least {width - 1} tokens, got {held}")
     memory = _channel_last(conv_state)
+    if held != width - 1 or not memory.contiguous or conv_state.dtype != x.dtype:
+        _expect_slots(p, conv_state, indices, batch)
+        return functools.partial(_conv_update_by_copies, silu)
     value = p.input(_channel_last(full), [None, None, channels])
     taps, shift = p.input(weight, (channels, width)), _vector(p, bias)
     before = p.input(memory, [None, width - 1, channels])
@@ -346,6 +418,24 @@ def _conv_update(p, x, conv_state, weight, bias, indices, silu):
     return p.plan(number)
 
 
+def _conv_update_by_copies(silu, x, conv_state, weight, bias, indices):
+    """Of a state that no kernel updates where it lies."""
+    _arrays.expect_writable(conv_state, "conv_state")
+    if indices is not None and bool((indices < 0).any()):
+        # Padding reads and writes no state.
+        raise NotImplementedError(
+            "causal_conv1d_update: conv_state_indices: expected 0 and more for a state that is not (batch, dim, width - 1) "
+            "channel-last of the type of x, got -1"
+        )
+    width, held = weight.shape[-1], conv_state.shape[-1]
+    where = ... if indices is None else _arrays.as_type(indices, "int64")
+    tokens = x[:, :, None] if len(x.shape) == 2 else x
+    before = conv_state[where]
+    out = causal_conv.direct[silu, False](tokens, weight, bias, None, before[:, :, held - (width - 1) :], None)
+    conv_state[where] = _arrays.concatenate([before, tokens], -1)[:, :, -held:]
+    return out[:, :, 0] if len(x.shape) == 2 else out
+
+
 conv_update = Op("causal_conv1d_update", "x conv_state weight bias conv_state_indices", _conv_update)
 
 
@@ -353,7 +443,9 @@ def _hadamard(p, x, scale):
     p.expect_float(x)
     p.expect(x.rank > 0, "x: expected at least 1 axis, got 0")
     size = x.shape[-1]
-    p.expect(size > 0 and size & (size - 1) == 0, f"x: expected a power of two along the last axis, got {size}")
+    p.expect(size > 0, "x: expected at least 1 along the last axis, got 0")
+    if size & (size - 1):
+        return functools.partial(_hadamard_of_padded, scale)
     shape = x.shape
     while x.rank < 2:
         x = x.unsqueeze(0)
@@ -370,6 +462,12 @@ def _hadamard(p, x, scale):
         return v
 
     return p.plan(p.output(result, x.dtype, shape, contiguous_strides(shape), view))
+
+
+def _hadamard_of_padded(scale, x):
+    size = x.shape[-1]
+    rest = _arrays.zeros_like(x, (*x.shape[:-1], (1 << (size - 1).bit_length()) - size))
+    return hadamard.direct[(scale,)](_arrays.concatenate([x, rest], -1))[..., :size]
 
 
 hadamard = Op("hadamard_transform", "x", _hadamard)
@@ -400,9 +498,10 @@ def _mamba_inner(p, xz, conv_weight, conv_bias, x_proj, delta_proj, out_proj, ou
                                (c_bias, states, "dstate"), (b_rms, states, "dstate"), (c_rms, states, "dstate"),
                                (dt_rms, rank, "dt_rank")):
         p.expect_shape(vector, (size,), axis)
-    for given, vector in ((B, b_bias), (B, b_rms), (C, c_bias), (C, c_rms)):
-        p.expect(given is None or vector is None or given is vector,
-                 f"{vector.name if vector else ''}: expected only where {given.name if given else ''} is projected")
+    for name, given, vectors in (("B", B, (b_bias, b_rms)), ("C", C, (c_bias, c_rms))):
+        for vector in vectors:
+            if given is not None and vector is not None:
+                p.expect(False, f"{vector.name}: expected none where {name} is given, got it")
 
     dtype = xz.dtype
     x = p.input(_channel_last(inner), [None, None, channels])

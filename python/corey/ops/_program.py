@@ -116,6 +116,10 @@ class Program:
         if not condition:
             raise ValueError(f"{self.op}: {what}")
 
+    def support(self, condition: bool, what: str) -> None:
+        if not condition:
+            raise NotImplementedError(f"{self.op}: {what}")
+
     def expect_shape(self, view: Optional[View], shape: Sequence[int], axes: str) -> None:
         if view is not None and view.shape != tuple(shape):
             raise ValueError(f"{self.op}: {view.name}: expected shape {tuple(shape)} ({axes}), got {view.shape}")
@@ -128,6 +132,10 @@ class Program:
     def expect_int32(self, view: Optional[View]) -> None:
         if view is not None and view.dtype != "i32":
             raise TypeError(f"{self.op}: {view.name}: expected int32, got {view.dtype}")
+
+    def expect_integers(self, view: View) -> None:
+        if not view.dtype.startswith("i"):
+            raise TypeError(f"{self.op}: {view.name}: expected integers, got {view.dtype}")
 
     def value(self) -> str:
         self._names += 1
@@ -200,31 +208,43 @@ def _compiled(op: str, text: str, device: str) -> _core.Executable:
         return made
 
 
-class Op:
-    """An op: a launcher for each choice of its options."""
+class Op(dict):
+    """An op: for each choice of its options a function of its tensors, which
+    returns NotImplemented where only torch's dispatcher can make the call; and,
+    as `direct`, one that never does. A dict, so that finding it runs no code."""
 
-    def __init__(self, name: str, arguments: str, build: Callable[..., _core.Plan]):
+    def __init__(self, name: str, arguments: str, build: Callable[..., Any]):
         self.name = name
         self.names = arguments.split()
+        self.direct: dict = _Direct(self)
         self._build = build
-        self._made: dict = {}
 
-    def __getitem__(self, options: tuple) -> _core.Launcher:
-        found = self._made.get(options)
-        return self._make(options) if found is None else found
+    def __missing__(self, options: tuple) -> Callable:
+        self._make(options)
+        return self[options]
 
-    def _make(self, options: tuple) -> _core.Launcher:
-        def builder(device: str, described: list) -> _core.Plan:
+    def _make(self, options: tuple) -> None:
+        def builder(device: str, described: list) -> Any:
             on_first_use()
             views = [None if one is None else View(i, self.names[i], *one) for i, one in enumerate(described)]
+            # A plan, or a function of the tensors where it takes more than a program.
             return self._build(Program(self.name, device), *views, *options)
 
         with _lock:
-            launcher = self._made.get(options)
-            if launcher is None:
-                launcher = self._made[options] = _core.Launcher(self.name, self.names, builder)
+            if options not in self:
+                launcher = _core.Launcher(self.name, self.names, builder)
                 _launchers.append(launcher)
-            return launcher
+                self.direct[options] = launcher.direct
+                self[options] = launcher.function
+
+
+class _Direct(dict):
+    def __init__(self, op: Op):
+        self._op = op
+
+    def __missing__(self, options: tuple) -> Callable:
+        self._op._make(options)
+        return self[options]
 
 
 def on_first_use() -> None:

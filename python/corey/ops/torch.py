@@ -7,6 +7,7 @@ small scale. Gradients of gradients are refused."""
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Callable, List, Optional, Sequence, Tuple
 
@@ -16,18 +17,6 @@ from torch import Tensor
 import corey.ops as _ops
 
 from . import _build
-
-is_compiling = torch.compiler.is_compiling
-
-
-def needs_dispatch(tensor: Tensor) -> bool:
-    """Whether only torch's dispatcher knows what to do with a tensor."""
-    if not isinstance(tensor, Tensor):
-        return False
-    if type(tensor) not in (Tensor, torch.nn.Parameter):
-        return True
-    return tensor.requires_grad and torch.is_grad_enabled()
-
 
 def _like(x: Tensor, shape: Sequence[int], channel_last: bool) -> Tensor:
     batch, channels, length = shape
@@ -263,7 +252,7 @@ def selective_scan(
     u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Optional[Tensor], z: Optional[Tensor],
     delta_bias: Optional[Tensor], delta_softplus: bool,
 ) -> Tuple[Tensor, Tensor]:  # fmt: skip
-    return _build.selective_scan[delta_softplus, True].direct(u, delta, A, B, C, D, z, delta_bias)
+    return _build.selective_scan.direct[delta_softplus, True](u, delta, A, B, C, D, z, delta_bias)
 
 
 @selective_scan.register_fake
@@ -281,13 +270,12 @@ def chunk_scan(
     dt_bias: Optional[Tensor], initial_states: Optional[Tensor], seq_idx: Optional[Tensor], cu_seqlens: Optional[Tensor],
     dt_softplus: bool, dt_low: float, dt_high: float, with_varlen: bool,
 ) -> Tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    out, final, varlen = _ops._chunk_scan(
-        x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, dt_softplus, dt_low, dt_high, True, with_varlen,
-        True,
-    )  # fmt: skip
-    if varlen is None:
-        varlen = final.new_empty(0)
-    elif varlen.untyped_storage().data_ptr() == final.untyped_storage().data_ptr():
+    launch = _build.chunk_scan.direct[dt_softplus, (dt_low, dt_high), True, with_varlen]
+    results = launch(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens)
+    if not with_varlen:
+        return (*results, results[1].new_empty(0))
+    out, final, varlen = results
+    if varlen.untyped_storage().data_ptr() == final.untyped_storage().data_ptr():
         final = final.clone()
     return out, final, varlen
 
@@ -309,7 +297,7 @@ def state_update(
     state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Optional[Tensor], z: Optional[Tensor],
     dt_bias: Optional[Tensor], dt_softplus: bool, state_batch_indices: Optional[Tensor],
 ) -> Tensor:  # fmt: skip
-    return _build.state_update[(dt_softplus,)].direct(state, x, dt, A, B, C, D, z, dt_bias, state_batch_indices)
+    return _build.state_update.direct[(dt_softplus,)](state, x, dt, A, B, C, D, z, dt_bias, state_batch_indices)
 
 
 @state_update.register_fake
@@ -322,8 +310,8 @@ def causal_conv(
     x: Tensor, weight: Tensor, bias: Optional[Tensor], seq_idx: Optional[Tensor], initial_states: Optional[Tensor], silu: bool
 ) -> Tuple[Tensor, Tensor]:
     if seq_idx is None:
-        return _ops._conv(x, weight, bias, None, initial_states, None, silu, True, True)
-    out = _ops._conv(x, weight, bias, seq_idx, None, None, silu, False, True)
+        return _build.causal_conv.direct[silu, True](x, weight, bias, None, initial_states, None)
+    out = _build.causal_conv.direct[silu, False](x, weight, bias, seq_idx, None, None)
     return out, _final_of_conv(x, weight)
 
 
@@ -350,7 +338,7 @@ def conv_update(
     x: Tensor, conv_state: Tensor, weight: Tensor, bias: Optional[Tensor], silu: bool, conv_state_indices: Optional[Tensor]
 ) -> Tensor:
     with torch.no_grad():
-        return _ops._conv_update(x, conv_state, weight, bias, silu, conv_state_indices).contiguous()
+        return _build.conv_update.direct[(silu,)](x, conv_state, weight, bias, conv_state_indices).contiguous()
 
 
 @conv_update.register_fake
@@ -366,7 +354,7 @@ def mamba_inner(
     b_rms_weight: Optional[Tensor], c_rms_weight: Optional[Tensor], dt_rms_weight: Optional[Tensor], delta_softplus: bool,
     eps: float,
 ) -> Tensor:  # fmt: skip
-    return _build.mamba_inner[delta_softplus, eps].direct(
+    return _build.mamba_inner.direct[delta_softplus, eps](
         xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A, B, C, D,
         delta_bias, B_proj_bias, C_proj_bias, b_rms_weight, c_rms_weight, dt_rms_weight,
     )  # fmt: skip
@@ -382,7 +370,7 @@ _differentiate(mamba_inner, "mamba_inner", 17)
 
 @torch.library.custom_op("corey::hadamard", mutates_args=())
 def hadamard(x: Tensor, scale: float) -> Tensor:
-    return _ops._hadamard(x, scale, True).contiguous()
+    return _build.hadamard.direct[(scale,)](x).contiguous()
 
 
 @hadamard.register_fake
@@ -392,4 +380,5 @@ def _(x, scale):
 
 _differentiate(hadamard, "hadamard", 1)
 
-_ops._torch = __import__("sys").modules[__name__]
+_ops._torch = sys.modules[__name__]
+_ops._is_compiling = torch.compiler.is_dynamo_compiling
