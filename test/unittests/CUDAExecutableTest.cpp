@@ -1013,13 +1013,15 @@ func.func @main(%x: tensor<?x?x8xf32>, %v: tensor<?x?x8xf32>) -> tensor<?x?x8xf3
   }
   ASSERT_EQ(program->observations().size(), 1u);
   EXPECT_EQ(program->observations()[0].bins, 256);
-  // Of the launches of a graph the first and every 64th observe.
+  // Of the launches of a graph the first and every 512th observe.
   std::shared_ptr<CapturedRun> run =
       take(program->capture("main", inputs, outputs));
   EXPECT_EQ(run->numNodes(), 1u);
   uint64_t before = program->observations()[0].calls;
+  constexpr int kPeriod = 512;
+  static_assert(kPeriod == CapturedRun::kLaunchesPerObservation);
   for (void *handle : {static_cast<void *>(nullptr), stream.handle()})
-    for (int launch = 0; launch < 64; ++launch) {
+    for (int launch = 0; launch < kPeriod; ++launch) {
       takeLaunches();
       corey_fake_reset_calls();
       ASSERT_OK(run->launch(handle));
@@ -1032,7 +1034,7 @@ func.func @main(%x: tensor<?x?x8xf32>, %v: tensor<?x?x8xf32>) -> tensor<?x?x8xf3
     }
   // What is not there yet is nobody's concern.
   corey_fake_hold_events(true);
-  for (int launch = 0; launch < 63; ++launch)
+  for (int launch = 1; launch < kPeriod; ++launch)
     ASSERT_OK(run->launch(stream.handle()));
   EXPECT_EQ(program->observations()[0].calls, before + 2);
   corey_fake_hold_events(false);
@@ -1070,19 +1072,21 @@ TEST_F(CUDAExecutableTest, GraphsObserveForPoliciesThatAsk) {
     EXPECT_FALSE(observes());
   EXPECT_EQ(program->chunks()[0].chunk, 4096);
   // Each of those that ask has a count of its own, whatever turns they take:
-  // of 96 and 94 launches two each observe.
-  std::map<std::string, int> launches{{"entropy", 2},
-                                      {"guarded:inner=[entropy]", 0}};
-  for (int turn = 0; turn < 47; ++turn)
+  // of 602 and 600 launches two each observe.
+  std::map<std::string, uint64_t> launches{{"entropy", 2},
+                                           {"guarded:inner=[entropy]", 0}};
+  for (int turn = 0; turn < 300; ++turn)
     for (const char *policy :
          {"unsplit", "entropy", "guarded:inner=[entropy]"}) {
       ASSERT_OK(program->setPolicy("", policy));
       for (int i = 0; i < 2; ++i)
-        EXPECT_EQ(observes(), policy != std::string("unsplit") &&
-                                  launches[policy]++ % 64 == 0)
+        EXPECT_EQ(
+            observes(),
+            policy != std::string("unsplit") &&
+                launches[policy]++ % CapturedRun::kLaunchesPerObservation == 0)
             << policy << " " << turn;
     }
-  EXPECT_EQ(run->launches().all, 102u + 47 * 6);
+  EXPECT_EQ(run->launches().all, 102u + 300 * 6);
   EXPECT_EQ(run->launches().observing, 4u);
 }
 

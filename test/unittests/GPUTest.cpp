@@ -844,8 +844,8 @@ TEST_F(GPU, GraphsFollowWhatPoliciesSee) {
   Tensors outputs = take(program->makeOutputs("main", inputs));
   std::shared_ptr<CapturedRun> run =
       take(program->capture("main", inputs, outputs));
-  auto launch = [&](int times) {
-    for (int i = 0; i < times; ++i)
+  auto launch = [&](uint64_t times) {
+    for (uint64_t i = 0; i < times; ++i)
       ASSERT_OK(run->launch());
   };
   launch(1);
@@ -867,7 +867,7 @@ TEST_F(GPU, GraphsFollowWhatPoliciesSee) {
   int n = 0;
   ASSERT_OK(inputs[0].copyFrom(
       make(p.type, {1, 5000, 64}, [&] { return double(n++ % 2); })));
-  launch(64 * 12);
+  launch(12 * CapturedRun::kLaunchesPerObservation);
   ChunkInfo last = program->chunks()[0];
   EXPECT_TRUE(last.usedData) << last.reason;
   EXPECT_NE(last.chunk, first.chunk) << last.reason;

@@ -201,8 +201,8 @@ private:
   static constexpr int kMinRounds = 5, kMaxRounds = 1000;
   /// Runs of a setting before it is the next one's turn, where there are
   /// several, after two that may capture graphs anew and are not counted. That
-  /// is an odd number in all: of 64 launches one observes, and it comes to each
-  /// run of a turn equally often.
+  /// is an odd number in all: of 512 launches one observes, and it comes to
+  /// each run of a turn equally often.
   static constexpr int kRunsOfTurn = 5;
 
   /// Leaves chunks that are held to policies again.
@@ -349,7 +349,7 @@ int corey::runLM(int argc, char **argv) {
       cl::desc("Turns that each policy has, of 5 prompts where there are "
                "several policies and 1 else; 0 (default) for as many as "
                "--budget-ms allows, 5 to 1000. Of a policy that decides on "
-               "statistics every 64th prompt gathers them: some hundred turns "
+               "statistics every 512th prompt gathers them: some hundred turns "
                "show what that takes in the mean"),
       cl::init(0), cl::cat(category));
   JsonOption json(category);
