@@ -26,7 +26,7 @@ for r in results:
     by = r["prefill_overhead_by_observing"]
     assert (by is None) == (observing is None)
     if by is not None:
-        share = r["prefill_launches"] / r["rounds"] / 64
+        share = r["prefill_launches"] / r["rounds"] / 512
         assert math.isclose(by, share * (observing / plain - 1), abs_tol=1e-9)
     print(
         f"{r['policy']} chunk {r['chunk']} rounds {r['rounds']} "
