@@ -28,13 +28,6 @@ struct Operand {
   int64_t offset = 0;
   /// Without an argument.
   Tensor constant;
-
-  /// Whether kernels cannot read a tensor where it lies, and copies of the
-  /// driver, which libcorey makes of it then, move one element at a time:
-  /// milliseconds.
-  bool isTransposed() const {
-    return !shape.empty() && shape.back() > 1 && strides.back() != 1;
-  }
 };
 
 struct Output {
@@ -140,13 +133,6 @@ static Tensor viewOf(const Borrowed &base, const Operand &operand,
   return std::move(*view);
 }
 
-/// The part of a tensor of torch that an operand is, as a tensor of torch.
-static nb::object partOf(nb::handle base, const Operand &operand) {
-  return base.attr("as_strided")(
-      toTuple(operand.shape), toTuple(operand.strides),
-      nb::cast<int64_t>(base.attr("storage_offset")()) + operand.offset);
-}
-
 nb::object Launcher::call(PyObject *const *arguments, size_t count,
                           bool direct) {
   if (count != names.size())
@@ -221,25 +207,15 @@ nb::object Launcher::call(PyObject *const *arguments, size_t count,
   std::vector<Tensor> inputs, outputs;
   inputs.reserve(plan->inputs.size());
   outputs.reserve(plan->outputs.size());
-  // On a device torch has kernels that transpose.
-  bool transposes =
-      device.kind == Device::CUDA && first->library == Library::Torch;
-  std::vector<nb::object> copies;
   for (const Operand &operand : plan->inputs) {
     if (operand.argument < 0) {
       inputs.push_back(operand.constant);
       continue;
     }
     const char *name = names[operand.argument].c_str();
-    if (transposes && operand.isTransposed()) {
-      copies.push_back(
-          partOf(arguments[operand.argument], operand).attr("contiguous")());
-      inputs.push_back(Borrowed(copies.back(), name).tensor(name));
-      continue;
-    }
     inputs.push_back(viewOf(*borrowed[operand.argument], operand, name));
   }
-  std::vector<nb::object> made(plan->outputs.size()), staged;
+  std::vector<nb::object> made(plan->outputs.size());
   for (size_t i = 0; i < plan->outputs.size(); ++i) {
     const Output &output = plan->outputs[i];
     if (output.view.argument >= 0) {
@@ -254,13 +230,6 @@ nb::object Launcher::call(PyObject *const *arguments, size_t count,
                               output.stridesTuple, device)
                   : makeTensor(first->library, output.dtype, output.shape,
                                output.strides, device);
-    if (transposes && output.view.isTransposed()) {
-      staged.resize(made.size());
-      staged[i] = makeTensor(first->library, output.dtype, output.view.shape,
-                             {}, device);
-      outputs.push_back(Borrowed(staged[i], "output").tensor("output"));
-      continue;
-    }
     outputs.push_back(
         viewOf(Borrowed(made[i], "output"), output.view, "output"));
   }
@@ -273,10 +242,6 @@ nb::object Launcher::call(PyObject *const *arguments, size_t count,
   }
   if (!status)
     raise(Status(status.code(), op + ": " + status.message()));
-  for (size_t i = 0; i < staged.size(); ++i)
-    if (staged[i].is_valid())
-      partOf(made[i], plan->outputs[i].view).attr("copy_")(staged[i]);
-
   auto result = [&](int number) -> nb::object {
     if (number < 0)
       return nb::borrow(arguments[-1 - number]);
