@@ -795,7 +795,8 @@ def decode_timeline(data: Data):
     labels = []
     floors = False
     for row, result in enumerate(results):
-        prefill, token = result["prefill_ms"], result["per_token_ms"]
+        # Where the prompt's token is the only one, no time lies between two.
+        prefill, token = result["prefill_ms"], result["per_token_ms"] or 0
         count = max(int(result["generate"]), 1)
         axis.barh(row, prefill, 0.5, color=COLOURS[0], label="prompt, until its token is known" if row == 0 else None)
         axis.barh(row, token * (count - 1), 0.5, left=prefill, color=COLOURS[1], alpha=0.45, label="tokens after it" if row == 0 else None)
@@ -812,8 +813,9 @@ def decode_timeline(data: Data):
             )  # fmt: skip
             axis.plot([0, floor], [row + 0.42] * 2, "-", lw=1.2, color=INK)
             floors = True
+        rate = f", {1e3 / token:.0f} tokens/s" if token else ""
         axis.annotate(
-            f"{prefill + token * (count - 1):.3g} ms, {1e3 / token:.0f} tokens/s", (prefill + token * (count - 1), row), (5, 0),
+            f"{prefill + token * (count - 1):.3g} ms{rate}", (prefill + token * (count - 1), row), (5, 0),
             textcoords="offset points", va="center", fontsize=8, color=INK,
         )  # fmt: skip
         policy = f", {result['policy']}" if len({r.get("policy") for r in results}) > 1 else ""
@@ -821,7 +823,7 @@ def decode_timeline(data: Data):
         labels.append(f"{model}, {result['dtype']}\n{result['prompt']} + {result['generate']} tokens{policy}")
     axis.set_yticks(range(len(results)), labels)
     axis.set_ylim(len(results) - 0.4, -0.5)
-    longest = max(r["prefill_ms"] + r["per_token_ms"] * (max(r["generate"], 1) - 1) for r in results)
+    longest = max(r["prefill_ms"] + (r["per_token_ms"] or 0) * (max(r["generate"], 1) - 1) for r in results)
     axis.set_xlim(0, longest * 1.28)
     axis.grid(visible=False, axis="y")
     axis.set_xlabel("ms since the prompt was given")

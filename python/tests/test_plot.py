@@ -36,6 +36,8 @@ DRAWN = [
     (plot.kernels, "h200-step.json"),
     (plot.sol, "h200-sol.json"),
     (plot.decode_timeline, "h200-lm-370m.json"),
+    # One token each: no time between tokens.
+    (plot.decode_timeline, "h200-lm-entropy-mamba.json"),
     (plot.paper, "h200-paper.json"),
 ]
 
@@ -45,7 +47,7 @@ def test_draws_its_own_and_refuses_others(draw, name):
     figure = draw(path(name))
     assert isinstance(figure, matplotlib.figure.Figure)
     assert all(axis.get_title() or not axis.axison or axis.has_data() for axis in figure.axes)
-    other = "h200-lm-370m.json" if name != "h200-lm-370m.json" else "h200-sol.json"
+    other = "h200-sol.json" if name.startswith("h200-lm") else "h200-lm-370m.json"
     with pytest.raises(ValueError, match=f"{other}: expected results of .*, got those of (lm|sol)"):
         draw(path(other))
 
