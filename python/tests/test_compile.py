@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 import references as ref
+from libraries import FromLibrary
 
 import corey
 
@@ -123,19 +124,6 @@ def test_weights(tmp_path):
     gc.collect()
     assert ref.error(program(x), x.astype("f8") @ w.T.astype("f8")) < 1e-6
     assert np.array_equal(np.asarray(program.weight("w")), w)
-
-
-class FromLibrary:
-    """A tensor of another library: nothing but DLPack."""
-
-    def __init__(self, array):
-        self.array = array
-
-    def __dlpack__(self, **options):
-        return self.array.__dlpack__()
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
 
 
 def test_dlpack_in_and_out(negate):

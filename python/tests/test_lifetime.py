@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import references as ref
+from libraries import FromLibrary
 
 import corey
 import corey.ops as ops
@@ -20,19 +21,6 @@ rng = np.random.default_rng(7)
 
 def normal(*shape):
     return rng.standard_normal(shape).astype("float32")
-
-
-class FromLibrary:
-    """A library of which nothing is known but DLPack."""
-
-    def __init__(self, array):
-        self.array = array
-
-    def __dlpack__(self, **options):
-        return self.array.__dlpack__()
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
 
 
 def test_results_outlive_what_made_them():

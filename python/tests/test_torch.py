@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import references as ref
+from libraries import FromLibrary
 
 torch = pytest.importorskip("torch")
 
@@ -297,17 +298,6 @@ def test_programs_take_tensors(device):
     if device == "cpu":
         shared = torch.from_dlpack(program(FromLibrary(x)))
         assert torch.equal(shared, -x)
-
-
-class FromLibrary:
-    def __init__(self, tensor):
-        self.tensor = tensor
-
-    def __dlpack__(self, **options):
-        return self.tensor.__dlpack__()
-
-    def __dlpack_device__(self):
-        return self.tensor.__dlpack_device__()
 
 
 def test_mixed_devices_are_refused():
