@@ -42,6 +42,11 @@ static Value stripCasts(Value value) {
   return value;
 }
 
+static MemRefType anyStridesType(ShapedType type) {
+  return cast<MemRefType>(bufferization::getMemRefTypeWithFullyDynamicLayout(
+      RankedTensorType::get(type.getShape(), type.getElementType())));
+}
+
 /// Turns results into trailing arguments; fresh allocations are replaced.
 static void resultsToArguments(func::FuncOp function) {
   if (function.isExternal() || function.getNumResults() == 0)
@@ -62,6 +67,8 @@ static void resultsToArguments(func::FuncOp function) {
     auto outType = MemRefType::get(type.getShape(), type.getElementType());
     unsigned index = function.getNumArguments();
     DictionaryAttr attrs = function.getResultAttrDict(i);
+    if (attrs && attrs.contains(corey::ssm::kAnyStridesAttr))
+      outType = anyStridesType(type);
     (void)function.insertArgument(index, outType,
                                   attrs ? attrs : DictionaryAttr(), loc);
     Value out = function.getArgument(index);
@@ -84,10 +91,10 @@ static void resultsToArguments(func::FuncOp function) {
                                      plainTypes));
 }
 
-/// Makes memrefs of the arguments of any strides, which no type conversion
-/// could tell from others of their type. What wants a unit stride of them after
-/// all gets a copy.
-static void convertStridedArguments(func::FuncOp function) {
+/// Makes memrefs of the arguments and results of any strides, which no type
+/// conversion could tell from others of their type. What wants a unit stride of
+/// an argument after all gets a copy.
+static void convertStridedTensors(func::FuncOp function) {
   if (function.isExternal())
     return;
   OpBuilder builder(function.getBody());
@@ -96,16 +103,25 @@ static void convertStridedArguments(func::FuncOp function) {
     if (!type || !function.getArgAttr(argument.getArgNumber(),
                                       corey::ssm::kAnyStridesAttr))
       continue;
-    argument.setType(cast<MemRefType>(
-        bufferization::getMemRefTypeWithFullyDynamicLayout(type)));
+    argument.setType(anyStridesType(type));
     auto tensor = bufferization::ToTensorOp::create(
         builder, argument.getLoc(), type, argument, /*restrict=*/true,
         /*writable=*/false);
     argument.replaceAllUsesExcept(tensor, tensor);
   }
+  auto terminator =
+      cast<func::ReturnOp>(function.getBody().front().getTerminator());
+  builder.setInsertionPoint(terminator);
+  for (OpOperand &result : terminator->getOpOperands())
+    if (auto type = dyn_cast<RankedTensorType>(result.get().getType());
+        type && function.getResultAttr(result.getOperandNumber(),
+                                       corey::ssm::kAnyStridesAttr))
+      result.set(bufferization::ToBufferOp::create(
+          builder, terminator.getLoc(), anyStridesType(type), result.get(),
+          /*read_only=*/true));
   function.setType(FunctionType::get(function.getContext(),
                                      function.getBody().getArgumentTypes(),
-                                     function.getResultTypes()));
+                                     terminator.getOperandTypes()));
 }
 
 namespace {
@@ -132,7 +148,7 @@ struct Bufferize : public corey::impl::BufferizeBase<Bufferize> {
               tensor.getShape(), tensor.getElementType(), layout, memorySpace));
         };
     for (auto function : getOperation().getOps<func::FuncOp>())
-      convertStridedArguments(function);
+      convertStridedTensors(function);
     bufferization::BufferizationState state;
     // Inputs belong to the caller and are never written.
     for (auto function : getOperation().getOps<func::FuncOp>())
@@ -146,11 +162,36 @@ struct Bufferize : public corey::impl::BufferizeBase<Bufferize> {
                                                         state)))
       return signalPassFailure();
     bufferization::removeBufferizationAttributesInModule(getOperation());
-    // Where branches differ in layout the new buffer was given the looser one:
-    // allocate it plainly and view it so.
+    // Where branches differ in layout the new buffer was given the looser one.
+    allocatePlainly(/*outputs=*/false);
+    for (auto function : getOperation().getOps<func::FuncOp>())
+      if (!function.isPrivate()) {
+        resultsToArguments(function);
+        function->setAttr("llvm.emit_c_interface",
+                          UnitAttr::get(&getContext()));
+      }
+    // What was to be an output of any strides, and is none.
+    allocatePlainly(/*outputs=*/true);
+    if (keepCopies)
+      return;
+    // Copies become loops like everything else.
+    SmallVector<memref::CopyOp> copies;
+    getOperation().walk([&](memref::CopyOp op) { copies.push_back(op); });
+    for (memref::CopyOp op : copies) {
+      OpBuilder builder(op);
+      linalg::makeMemRefCopyOp(builder, op.getLoc(), op.getSource(),
+                               op.getTarget());
+      op.erase();
+    }
+  }
+
+  /// Replaces allocations of a layout by plain ones that are viewed so: those
+  /// of outputs have their strides given.
+  void allocatePlainly(bool outputs) {
     SmallVector<memref::AllocOp> allocs;
     getOperation().walk([&](memref::AllocOp op) {
-      if (!op.getType().getLayout().isIdentity())
+      if (!op.getType().getLayout().isIdentity() &&
+          op.getSymbolOperands().empty() != outputs)
         allocs.push_back(op);
     });
     for (memref::AllocOp op : allocs) {
@@ -162,23 +203,6 @@ struct Bufferize : public corey::impl::BufferizeBase<Bufferize> {
           op.getDynamicSizes(), op.getAlignmentAttr());
       Value view = memref::CastOp::create(builder, op.getLoc(), type, plain);
       op.replaceAllUsesWith(view);
-      op.erase();
-    }
-    for (auto function : getOperation().getOps<func::FuncOp>())
-      if (!function.isPrivate()) {
-        resultsToArguments(function);
-        function->setAttr("llvm.emit_c_interface",
-                          UnitAttr::get(&getContext()));
-      }
-    if (keepCopies)
-      return;
-    // Copies become loops like everything else.
-    SmallVector<memref::CopyOp> copies;
-    getOperation().walk([&](memref::CopyOp op) { copies.push_back(op); });
-    for (memref::CopyOp op : copies) {
-      OpBuilder builder(op);
-      linalg::makeMemRefCopyOp(builder, op.getLoc(), op.getSource(),
-                               op.getTarget());
       op.erase();
     }
   }

@@ -513,7 +513,8 @@ std::vector<ExportedFunction> corey::listFunctions(mlir::ModuleOp module) {
       if (auto attr =
               function.getResultAttrOfType<mlir::StringAttr>(i, ssm::kNameAttr))
         name = attr.str();
-      add(function.getResultTypes()[i], name, true, false);
+      add(function.getResultTypes()[i], name, true,
+          static_cast<bool>(function.getResultAttr(i, ssm::kAnyStridesAttr)));
     }
     list.push_back(std::move(exported));
   }
@@ -531,9 +532,9 @@ std::string corey::emitCHeader(llvm::ArrayRef<ExportedFunction> functions,
         "the\n"
         " * strides in elements (the innermost stride must be 1 where not any "
         "are\n"
-        " * taken). Outputs come last and must be contiguous, with the shapes "
-        "the\n"
-        " * module implies. ";
+        " * taken). Outputs come last, with the shapes the module implies, and "
+        "must\n"
+        " * be contiguous where not any strides are taken. ";
   if (onDevice)
     os << "\n *\n"
           " * Data is in the memory of one CUDA device, at multiples of 16 "

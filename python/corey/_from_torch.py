@@ -1115,36 +1115,40 @@ def _scan(r, n, combine, initial, tokens, extra=()):
 
 @_handles("associative_scan", "higher_order.associative_scan")
 def _associative_scan(r, n, combine, tokens, extra=()):
-    if len(tokens) != 2:
+    """Decays, and states that each go with one of them, in any order."""
+    if len(tokens) < 2:
         raise refuse(n, f"expected pairs of a decay and a value, got {len(tokens)} tensors")
+    count = len(tokens)
     shapes = [t.shape[1:] for t in tokens]
-    left = [r.b.leaf(Base("symbol", s, t.dtype)) for s, t in zip(shapes, tokens)]
-    right = [r.b.leaf(Base("symbol", s, t.dtype)) for s, t in zip(shapes, tokens)]
+    symbols = [r.b.leaf(Base("symbol", s, t.dtype)) for _ in range(2) for s, t in zip(shapes, tokens)]
     given = [p for p in combine.graph.nodes if p.op == "placeholder"]
     # A placeholder that there is for one token more or less stands for its axis.
-    values = [
-        r.b.remap(v, _identity(v.rank), v.shape) if len(p.meta["val"].shape) == v.rank else r.b.unsqueeze(v, 0)
-        for v, p in zip(left + right, given)
-    ]
+    values = [v if len(p.meta["val"].shape) == v.rank else r.b.unsqueeze(v, 0) for v, p in zip(symbols, given)]
     out = _body(r, combine, values + list(extra))
+    earlier, later = values[:count], values[count:]
 
     def factors(x: Value) -> Tuple[float, tuple]:
         constant, found = r.b.factors(x)
         return constant, tuple(sorted(f.number for f in found))
 
-    for a, b in ((0, 1), (1, 0)):
-        la, lb, ra, rb = values[a], values[b], values[2 + a], values[2 + b]
-        product = (1.0, tuple(sorted((la.number, ra.number))))
-        carried = (1.0, tuple(sorted((ra.number, lb.number))))
-        terms = r.b.terms(out[b]) if isinstance(out[b], Value) else []
-        if isinstance(out[a], Value) and factors(out[a]) == product and len(terms) == 2:
-            if sorted(map(factors, terms)) == sorted([carried, (1.0, (rb.number,))]):
-                base = r.b.recurrence(tokens[a], tokens[b], None)
-                results: List[Any] = [None, None]
-                results[a] = _Poison("expected the states of a scan, got the products of its decays")
-                results[b] = r.b.leaf(base)
-                return results
-    raise refuse(n, "expected (a1 a2, a2 b1 + b2), a recurrence h = a h + b, got another combination")
+    def is_product(x: Any, *of: Value) -> bool:
+        # Broadcast as the product broadcasts them.
+        of = [r.b.broadcast(f, x.shape) for f in of] if isinstance(x, Value) else of
+        return isinstance(x, Value) and factors(x) == (1.0, tuple(sorted(f.number for f in of)))
+
+    decays = [i for i in range(count) if is_product(out[i], earlier[i], later[i])]
+    results: List[Any] = [_Poison("expected the states of a scan, got the products of its decays")] * count
+    for i in set(range(count)).difference(decays):
+        terms = r.b.terms(out[i]) if isinstance(out[i], Value) else []
+        if len(terms) == 2 and is_product(terms[0], later[i]):
+            terms.reverse()
+        own = [d for d in decays if len(terms) == 2 and is_product(terms[0], later[d], earlier[i])]
+        if not own or not is_product(terms[1], later[i]):
+            raise refuse(n, "expected (a1 a2, a2 b1 + b2), a recurrence h = a h + b, got another combination")
+        results[i] = r.b.leaf(r.b.recurrence(tokens[own[0]], tokens[i], None))
+    if len(decays) == count:
+        raise refuse(n, "expected (a1 a2, a2 b1 + b2), a recurrence h = a h + b, got another combination")
+    return results
 
 
 @_handles("while_loop", "higher_order.while_loop")

@@ -447,6 +447,35 @@ bool Borrowed::fromArray(nb::handle object) {
   return true;
 }
 
+/// An array of CuPy, which exports negative strides wrongly. False for a type
+/// of which the ways that all libraries share say why it is none here.
+bool Borrowed::fromCuPy(nb::handle object) {
+  nb::object type = object.attr("dtype");
+  int found = 0;
+  while (found < kNumDTypes && numpy().types[found] != type.ptr())
+    ++found;
+  if (found == kNumDTypes)
+    return false;
+  dtype = static_cast<DType>(found);
+  auto bytes = static_cast<int64_t>(dtypeSize(dtype));
+  nb::tuple extents = object.attr("shape"), steps = object.attr("strides");
+  rank = static_cast<int>(extents.size());
+  int64_t *list = sizes(2 * rank);
+  for (int i = 0; i < rank; ++i) {
+    list[i] = nb::cast<int64_t>(extents[i]);
+    auto step = nb::cast<int64_t>(steps[i]);
+    if (step % bytes != 0)
+      return false;
+    list[rank + i] = step / bytes;
+  }
+  shape = list;
+  strides = list + rank;
+  data = reinterpret_cast<void *>(
+      nb::cast<uintptr_t>(object.attr("data").attr("ptr")));
+  device = Device::cuda(nb::cast<int>(object.attr("device").attr("id")));
+  return true;
+}
+
 void Borrowed::fromBuffer(nb::handle object, const char *name) {
   nb::object holder = nb::borrow(object);
   std::optional<DType> type;
@@ -644,6 +673,8 @@ Borrowed::Borrowed(nb::handle object, const char *name, bool writable) {
               ": expected a tensor (of numpy, torch or another library with "
               "DLPack), got " +
               typeName(object));
+  } else if (rootModule(object) == "cupy" && fromCuPy(object)) {
+    library = Library::CuPy;
   } else if (rootModule(object) == "cupy") {
     library = Library::CuPy;
     nb::object stream = nb::module_::import_("cupy")

@@ -80,6 +80,7 @@ public:
 
 private:
   bool fromArray(nb::handle object);
+  bool fromCuPy(nb::handle object);
   void fromBuffer(nb::handle object, const char *name);
   void fromTensor(Tensor tensor);
   bool fromDescription(const DLTensor &described);

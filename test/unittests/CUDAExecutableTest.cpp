@@ -663,6 +663,50 @@ TEST_F(CUDAExecutableTest, DecaysAreReadAsTheyLie) {
   EXPECT_EQ(launched(), (std::vector<std::string>{"corey_transpose_4", "ssd"}));
 }
 
+TEST_F(CUDAExecutableTest, MarkedTensorsAreReadAndWrittenAsTheyLie) {
+  const char *scan = R"mlir(
+    func.func @main(%u: tensor<?x?x8xf32> {ssm.any_strides}, %A: tensor<8x4xf32>,
+                    %B: tensor<?x?x1x4xf32> {ssm.any_strides})
+        -> (tensor<?x?x8xf32> {ssm.any_strides}) {
+      %y = ssm.selective_scan %u, %u, %A, %B, %B : tensor<?x?x8xf32>, tensor<?x?x8xf32>,
+        tensor<8x4xf32>, tensor<?x?x1x4xf32>, tensor<?x?x1x4xf32> -> tensor<?x?x8xf32>
+      return %y : tensor<?x?x8xf32>
+    })mlir";
+  const char *conv = R"mlir(
+    func.func @main(%x: tensor<?x?x8xf32> {ssm.any_strides}, %w: tensor<8x4xf32>)
+        -> (tensor<?x?x8xf32> {ssm.any_strides}) {
+      %y = ssm.causal_conv %x, %w {silu} : tensor<?x?x8xf32>, tensor<8x4xf32> -> tensor<?x?x8xf32>
+      return %y : tensor<?x?x8xf32>
+    })mlir";
+  auto turned = [&](std::vector<int64_t> shape) {
+    return take(upload(numbers(shape)).transpose(1, -1));
+  };
+  auto run = [&](const char *source, const std::vector<Tensor> &inputs,
+                 Tensor output) {
+    std::shared_ptr<Executable> program = compile(source);
+    std::vector<Tensor> outputs{output};
+    ASSERT_OK(program->run("main", inputs, outputs));
+    takeLaunches();
+    corey_fake_reset_calls();
+    ASSERT_OK(program->run("main", inputs, outputs));
+    for (const char *name : {"cuMemcpyDtoDAsync", "cuMemAlloc"})
+      EXPECT_EQ(corey_fake_calls(name), 0u) << name;
+    std::vector<Launch> launches = takeLaunches();
+    ASSERT_EQ(launches.size(), 1u);
+    EXPECT_TRUE(takesAsItLies(launches[0], inputs[0]));
+    EXPECT_TRUE(takesAsItLies(launches[0], output));
+  };
+  Tensor A = upload(numbers({8, 4}));
+  run(scan, {turned({2, 8, 30}), A, turned({2, 4, 1, 30})}, turned({2, 8, 30}));
+  run(conv, {turned({2, 8, 30}), A}, turned({2, 8, 30}));
+  // Backwards, and with elements between.
+  Tensor wide = upload(numbers({2, 30, 16}));
+  run(conv, {take(take(wide.slice(2, 14, -1, -2)).slice(2, 0, 8)), A},
+      turned({2, 8, 30}));
+  // Nothing is aligned to more than an element.
+  run(conv, {take(wide.slice(2, 1, 9)), A}, turned({2, 8, 30}));
+}
+
 //===----------------------------------------------------------------------===//
 // Exported programs
 //===----------------------------------------------------------------------===//

@@ -289,14 +289,17 @@ std::string typeText(DType type, const Shape &shape) {
 /// The text of a function of one op.
 class Program {
 public:
-  explicit Program(std::string mnemonic) : mnemonic(std::move(mnemonic)) {}
+  /// With `random` some arguments and results say that they take any strides.
+  explicit Program(std::string mnemonic, Random *random = nullptr)
+      : mnemonic(std::move(mnemonic)), random(random) {}
 
   /// An operand. `keyword` is what names it, "" if nothing does; its type is in
   /// the list at the end or beside the operand.
   void operand(const std::string &name, DType type, const Shape &shape,
                const std::string &keyword = "", bool typeAtEnd = true) {
     std::string text = typeText(type, shape);
-    arguments += (arguments.empty() ? "%" : ", %") + name + ": " + text;
+    arguments +=
+        (arguments.empty() ? "%" : ", %") + name + ": " + text + anyMark();
     if (keyword.empty())
       operands += (operands.empty() ? "%" : ", %") + name;
     else
@@ -313,6 +316,8 @@ public:
     std::string name = "%r" + std::to_string(outputTypes.size());
     results += (results.empty() ? "" : ", ") + name;
     resultTypes += (resultTypes.empty() ? "" : ", ") + typeText(type, shape);
+    outputs +=
+        (outputs.empty() ? "" : ", ") + typeText(type, shape) + anyMark();
     outputTypes.push_back(type);
   }
   void attribute(const std::string &text) {
@@ -320,7 +325,7 @@ public:
   }
 
   std::string module() const {
-    return "func.func @main(" + arguments + ") -> (" + resultTypes + ") {\n" +
+    return "func.func @main(" + arguments + ") -> (" + outputs + ") {\n" +
            before + "  " + results + " = ssm." + mnemonic + " " + operands +
            (attributes.empty() ? "" : " {" + attributes + "}") + trailer() +
            "\n  return " + results + " : " + resultTypes + "\n}\n";
@@ -337,7 +342,12 @@ private:
   std::string trailer() const {
     return " : " + types + (showResults ? separator + resultTypes : "");
   }
-  std::string mnemonic, arguments, types, results, resultTypes, attributes;
+  const char *anyMark() const {
+    return random && random->chance(0.2) ? " {ssm.any_strides}" : "";
+  }
+  std::string mnemonic, arguments, types, results, resultTypes, outputs,
+      attributes;
+  Random *random;
 };
 
 //===----------------------------------------------------------------------===//
@@ -822,7 +832,7 @@ TEST(Property, SelectiveScan) {
                                                : Free;
     int64_t l = isStatic ? sizes.length : Free,
             r = isStatic ? sizes.rows : Free;
-    Program program("selective_scan");
+    Program program("selective_scan", &random);
     DType u = anyFloat(random);
     program.operand("u", u, {b, l, D});
     program.operand("delta", anyFloat(random), {b, l, D});
@@ -934,7 +944,7 @@ void drawSSD(Random &random, bool inTiles) {
   Sizes sizes = newSizes();
   int64_t b = isStatic ? sizes.batch : packed && random.chance(0.5) ? 1 : Free;
   int64_t l = isStatic ? sizes.length : Free, r = isStatic ? sizes.rows : Free;
-  Program program("ssd");
+  Program program("ssd", &random);
   DType x = anyFloat(random);
   if (inTiles && x == DType::F32)
     x = DType::BF16;
@@ -1087,7 +1097,7 @@ TEST(Property, CausalConv) {
                                                : Free;
     int64_t l = isStatic ? sizes.length : Free,
             r = isStatic ? sizes.rows : Free;
-    Program program("causal_conv");
+    Program program("causal_conv", &random);
     DType x = anyFloat(random);
     program.operand("x", x, {b, l, D});
     program.operand("weight", anyFloat(random), {D, W});
@@ -1212,7 +1222,7 @@ TEST(Property, Projection) {
     bool quantized = weight == DType::I8 || weight == DType::F8E4M3FN,
          oneScale = random.chance(0.5);
     Shape leading = anyRows(), spec = isStatic ? leading : Shape(rank, Free);
-    Program program("projection");
+    Program program("projection", &random);
     DType x = anyFloat(random), y = x;
     program.operand("x", x, join(spec, K));
     program.operand("weight", weight, {M, K});
@@ -1270,7 +1280,7 @@ TEST(Property, RMSNorm) {
     float eps = random.pick({1e-5f, 1e-6f, 0.0f, 0.1f});
     Shape leading = anyLeading(random, rank),
           spec = isStatic ? leading : Shape(rank, Free);
-    Program program("rms_norm");
+    Program program("rms_norm", &random);
     DType x = anyFloat(random), residual = anyFloat(random);
     program.operand("x", x, join(spec, D));
     program.operand("weight", anyFloat(random), {D});
@@ -1334,7 +1344,7 @@ TEST(Property, Hadamard) {
       return shape;
     };
     Shape leading = anyRows(), spec = isStatic ? leading : Shape(rank, Free);
-    Program program("hadamard");
+    Program program("hadamard", &random);
     DType x = anyFloat(random);
     program.operand("x", x, join(spec, D));
     program.attribute("block = " + std::to_string(block) + " : i64");
@@ -1365,7 +1375,7 @@ TEST(Property, HadamardOfEveryBlock) {
     for (DType type : {DType::F32, DType::F16, DType::BF16}) {
       // One block a row where a block is long.
       int64_t size = block > 8192 ? block : 2 * block;
-      Program program("hadamard");
+      Program program("hadamard", &random);
       program.operand("x", type, {Free, size});
       program.attribute("block = " + std::to_string(block) + " : i64");
       program.result(type, {Free, size});
@@ -1439,7 +1449,7 @@ struct RotatedNorm {
     auto executable = compile(text, anyVectorBits(random));
     ASSERT_TRUE(executable);
     EXPECT_EQ(executable->traffic().kernels, 1);
-    Program signature("rotated_norm");
+    Program signature("rotated_norm", &random);
     Shape spec = {Free, Free, D};
     signature.operand("x", x, spec);
     signature.operand("w", DType::F32, {D});
@@ -1585,7 +1595,7 @@ TEST(Property, ProjectionOfANorm) {
                 H = typeText(weight, join(spec, K)),
                 Y = typeText(y, join(spec, M)), G = typeText(DType::F32, {K}),
                 V = typeText(DType::F32, {M});
-    Program signature("projection_of_norm");
+    Program signature("projection_of_norm", &random);
     std::string text = "func.func @main(%x: " + X + ", %w: " + W;
     signature.operand("x", x, join(spec, K));
     signature.operand("w", weight, {M, K});
@@ -1708,7 +1718,7 @@ TEST(Property, SelectiveScanOfLowRank) {
     SCOPED_TRACE(text);
     auto executable = compile(text, anyVectorBits(random));
     ASSERT_TRUE(executable);
-    Program signature("low_rank_scan");
+    Program signature("low_rank_scan", &random);
     signature.operand("u", type, {Free, 1, D});
     signature.operand("l", type, {Free, 1, K});
     signature.operand("w", type, {D, K});
@@ -1762,12 +1772,12 @@ TEST(Property, EmbeddingAndArgmax) {
     Shape leading = anyLeading(random, rank),
           spec = isStatic ? leading : Shape(rank, Free);
     DType ids = random.pick({DType::I32, DType::I64});
-    Program look("embedding");
+    Program look("embedding", &random);
     DType table = anyFloat(random);
     look.operand("ids", ids, spec);
     look.operand("table", table, {random.chance(0.5) ? Free : V, D});
     look.result(table, join(spec, D));
-    Program find("argmax");
+    Program find("argmax", &random);
     find.operand("x", anyFloat(random), join(spec, V));
     find.result(ids, spec);
     auto embedding = compile(look.module(), anyVectorBits(random));
@@ -2165,7 +2175,7 @@ TEST(Property, ElementwiseChain) {
     SCOPED_TRACE(source);
     auto executable = compile(source, anyVectorBits(random));
     ASSERT_TRUE(executable);
-    Program signature("chain");
+    Program signature("chain", &random);
     signature.operand("x", DType::F32, {Free, Free, D});
     signature.operand("w", DType::F32, {D});
     signature.result(DType::F32, {Free, Free, D});
@@ -2220,12 +2230,12 @@ TEST(Property, QuantizeAndDequantize) {
     auto kind = q == DType::I8 ? reference::QuantizedType::I8
                                : reference::QuantizedType::F8E4M3FN;
     DType x = anyFloat(random), y = anyFloat(random);
-    Program quantize("quantize");
+    Program quantize("quantize", &random);
     quantize.operand("x", x, join(spec, D));
     quantize.operands += word;
     quantize.result(q, join(spec, D));
     quantize.result(DType::F32, scaleShape(spec));
-    Program dequantize("dequantize");
+    Program dequantize("dequantize", &random);
     dequantize.operand("q", q, join(spec, D));
     dequantize.operand("scale", DType::F32, scaleShape(spec));
     dequantize.operands += word;

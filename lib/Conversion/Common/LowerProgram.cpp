@@ -96,6 +96,7 @@ private:
       numbers.try_emplace(result, numbers.size());
       add(result.getType().getAsOpaquePointer());
       key.push_back(result.use_empty());
+      key.push_back(OpBuffers::isAnyStridesResult(result));
     }
     key.push_back(op->getNumRegions());
     for (Region &region : op->getRegions()) {

@@ -48,8 +48,38 @@ static bool isArgumentWith(Value tensor, StringRef name) {
   return function && function.getArgAttr(argument.getArgNumber(), name);
 }
 
-static bool hasAnyStrides(Value tensor) {
+bool OpBuffers::hasAnyStrides(Value tensor) {
   return isArgumentWith(tensor, ssm::kAnyStridesAttr);
+}
+
+void OpBuffers::readByElement(Value tensor) {
+  if (tensor)
+    byElement.insert(tensor);
+}
+
+bool OpBuffers::isAnyStridesResult(Value value) {
+  for (;;) {
+    OpOperand *only = nullptr;
+    for (OpOperand &use : value.getUses()) {
+      // Sizes, and what keeps track of a value while it is lowered.
+      if (isa<tensor::DimOp, UnrealizedConversionCastOp>(use.getOwner()))
+        continue;
+      if (only)
+        return false;
+      only = &use;
+    }
+    if (!only)
+      return false;
+    Operation *user = only->getOwner();
+    if (isa<ssm::YieldOp>(user)) {
+      value = user->getParentOp()->getResult(only->getOperandNumber());
+      continue;
+    }
+    auto function = dyn_cast<func::FuncOp>(user->getParentOp());
+    return isa<func::ReturnOp>(user) && function &&
+           function.getResultAttr(only->getOperandNumber(),
+                                  ssm::kAnyStridesAttr);
+  }
 }
 
 bool OpBuffers::isWeight(Value tensor) {
@@ -67,7 +97,7 @@ Value OpBuffers::view(Value tensor) {
   // An innermost stride of 1 would cost a copy where there is another.
   return bufferization::ToBufferOp::create(
       rewriter, where,
-      hasAnyStrides(tensor)
+      isReadByElement(tensor)
           ? cast<MemRefType>(
                 bufferization::getMemRefTypeWithFullyDynamicLayout(type))
           : stridedMemRefType(type),

@@ -23,8 +23,20 @@ public:
   OpBuffers(mlir::PatternRewriter &rewriter, mlir::Operation *op);
 
   /// Views a tensor that is in memory as a memref, with an innermost stride of
-  /// 1 unless it is an argument that may have any; null for null.
+  /// 1 unless it isReadByElement(); null for null.
   mlir::Value view(mlir::Value tensor);
+  /// Says that the kernels of the op read `tensor` one element at a time, or
+  /// can where it has strides that ask for that. Null is nothing.
+  void readByElement(mlir::Value tensor);
+  /// Whether `tensor` is an argument that may have any strides, and read so.
+  bool isReadByElement(mlir::Value tensor) const {
+    return byElement.contains(tensor) && hasAnyStrides(tensor);
+  }
+  /// Whether `tensor` is an argument that may have any strides.
+  static bool hasAnyStrides(mlir::Value tensor);
+  /// Whether `value` is nothing but a result of the function that may have any
+  /// strides.
+  static bool isAnyStridesResult(mlir::Value value);
   /// Whether `tensor` is a weight of the program, or a view of one: nothing
   /// writes to it while a call runs, nor just before.
   static bool isWeight(mlir::Value tensor);
@@ -71,11 +83,13 @@ private:
   mlir::PatternRewriter &rewriter;
   mlir::Location where;
   mlir::ReifiedRankedShapedTypeDims resultShapes;
+  llvm::DenseSet<mlir::Value> byElement;
 };
 
 /// Replaces `op` by a tensor of no content if nothing needs what it computes:
 /// it is a pointwise op, a rotation or a norm of one result whose users are no
-/// better, or want its sizes. A lowering leaves such ops of a region that it has computed itself.
+/// better, or want its sizes. A lowering leaves such ops of a region that it
+/// has computed itself.
 bool replaceUnneeded(mlir::PatternRewriter &rewriter, mlir::Operation *op);
 
 /// A memref type of the shape of `type` with dynamic strides but for the

@@ -13,6 +13,10 @@
 // the cache has; but what the device works on at a time then lies together in
 // memory, as of a copy, where every long run is a stream of its own.
 //
+// Of an input of any strides, whose tokens are likely to be the neighbours in
+// memory, a thread has a channel and as many tokens as are loaded at once, and
+// neighbouring threads have neighbouring tokens.
+//
 //===----------------------------------------------------------------------===//
 
 #include "GPULowering.h"
@@ -41,7 +45,7 @@ namespace {
 class CausalConvKernel {
 public:
   CausalConvKernel(GPULowering &e, CausalConvOp op)
-      : e(e), op(op), y(e.allocate(0)),
+      : e(e), op(op), y(e.allocateOutput(0)),
         states(e.stateBuffers(op.getInitialState(), op.getStateSlots())),
         sequences(e, y, e.buffer(op.getSeqStarts())),
         isPacked(static_cast<bool>(op.getSeqStarts())) {
@@ -54,8 +58,14 @@ public:
     if (int64_t length = x.getDimSize(1);
         !ShapedType::isDynamic(length) && length < steps)
       steps = length > 1 ? llvm::bit_floor<uint64_t>(length) : 1;
+    e.readByElement(op.getX());
+    isByElement = llvm::any_of(e.leavesOf(op.getX()), [&](Value leaf) {
+      return e.isReadByElement(leaf);
+    });
     count = std::gcd(kMaxCount, std::gcd(e.streamAlignment(op.getX()),
                                          e.outputAlignment(y)));
+    if (isByElement)
+      count = 1;
     if (states.last)
       count = std::gcd(count, rowAlignment(op.getFinalState()));
   }
@@ -76,7 +86,7 @@ private:
   Value y;
   StateBuffers states;
   DeviceSequences sequences;
-  bool isPacked, is32Bit;
+  bool isPacked, is32Bit, isByElement = false;
   int64_t channels, width, count, steps;
 };
 } // namespace
@@ -133,6 +143,8 @@ void CausalConvKernel::emit() {
                                    kThreads * kWaves * steps));
   Value runLength =
       e.mul(e.min(e.max(wanted, e.index(1)), e.index(kMaxRun / steps)), steps);
+  if (isByElement)
+    runLength = e.index(steps);
   // A sequence without tokens still has a state.
   Value slots = e.max(e.ceilDiv(sequences.length, runLength), e.index(1));
   if (isPacked)
@@ -141,11 +153,20 @@ void CausalConvKernel::emit() {
 
   Val run = k.i32Argument(runLength);
   Val thread = k.toI64(k.blockIdx('x')) * kThreads + k.toI64(k.threadIdx());
-  Val slot = k.toI32(thread / double(pieces));
-  Val channel = (thread % pieces) * double(count);
+  Val slot, channel;
+  if (isByElement) {
+    Val perChannel = k.i64Argument(slots), piece = thread / perChannel;
+    slot = k.toI32(thread - piece * perChannel);
+    channel = k.min(piece, k.i64(pieces - 1));
+  } else {
+    slot = k.toI32(thread / double(pieces));
+    channel = (thread % pieces) * double(count);
+  }
   Place place = placeOf(k, slot, run);
   Val limit = k.toI64(k.max(place.tokens, k.i32(1)));
   Val active = (place.start >= 0) & (place.start < limit);
+  if (isByElement)
+    active = active & (thread < k.i64Argument(slots) * double(pieces));
   if (!isPacked)
     active = active & (rowOfBlock(k) < k.i32Argument(sequences.count));
 
@@ -186,6 +207,8 @@ void CausalConvKernel::emit() {
 
     // Tokens from t0 on; those beyond the run are its last again.
     auto load = [&](Val t0) {
+      if (isByElement)
+        return x.loadRows(from, t0, todo, steps);
       Vals loaded;
       for (int64_t i = 0; i < steps; ++i)
         llvm::append_range(
@@ -230,7 +253,7 @@ void CausalConvKernel::emit() {
         window.push_back(k.select(isFirst, k.f32(0), value));
 
     // Of the values of W tokens, channels innermost.
-    auto finish = [&](ArrayRef<Val> inputs, Val t) {
+    auto sumsOf = [&](ArrayRef<Val> inputs) {
       Vals sums;
       for (int64_t c = 0; c < count; ++c) {
         Val sum = shift[c];
@@ -238,7 +261,10 @@ void CausalConvKernel::emit() {
           sum = k.fma(taps[c][j], inputs[j * count + c], sum);
         sums.push_back(op.getSilu() ? k.silu(sum) : sum);
       }
-      output.store(output.moved(to, t), sums);
+      return sums;
+    };
+    auto finish = [&](ArrayRef<Val> inputs, Val t) {
+      output.store(output.moved(to, t), sumsOf(inputs));
     };
     auto inputsOf = [&](ArrayRef<Val> window, ArrayRef<Val> loaded,
                         int64_t steps) {
@@ -256,12 +282,22 @@ void CausalConvKernel::emit() {
     llvm::append_range(carried, loaded);
     Vals end = k.forLoop(
         k.i32(0), full, steps, carried, [&](Val t0, ArrayRef<Val> in) -> Vals {
-          Vals next = load(t0 + double(steps));
+          Val following = t0 + double(steps);
+          // A run is no longer than this.
+          Vals next = isByElement ? Vals(in.drop_front(kept)) : load(following);
           Vals inputs =
               inputsOf(in.take_front(kept), in.drop_front(kept), steps);
-          for (int64_t i = 0; i < steps; ++i)
-            finish(ArrayRef(inputs).slice(i * count, width * count),
-                   t0 + double(i));
+          Vals results;
+          for (int64_t i = 0; i < steps; ++i) {
+            ArrayRef<Val> own =
+                ArrayRef(inputs).slice(i * count, width * count);
+            if (isByElement)
+              llvm::append_range(results, sumsOf(own));
+            else
+              finish(own, t0 + double(i));
+          }
+          if (isByElement)
+            output.storeRows(to, t0, results);
           Vals yielded(ArrayRef(inputs).take_back(kept));
           llvm::append_range(yielded, next);
           return yielded;

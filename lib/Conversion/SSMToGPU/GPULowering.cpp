@@ -180,7 +180,7 @@ int64_t corey::rowAlignment(Value tensor) {
   int64_t last = type.getShape().back();
   if (ShapedType::isDynamic(last))
     return 1;
-  int64_t own = std::gcd(last, widest);
+  int64_t own = OpBuffers::hasAnyStrides(tensor) ? 1 : std::gcd(last, widest);
   Operation *producer = tensor.getDefiningOp();
   if (auto slice = dyn_cast_or_null<tensor::ExtractSliceOp>(producer)) {
     int64_t offset = slice.getStaticOffsets().back();
@@ -219,9 +219,9 @@ DeviceTensor::DeviceTensor(GPULowering &lowering, KernelBuilder &k,
   // One argument for what is read and written: no other may point there.
   base = k.pointer(lowering.address(memref), memref);
   // The innermost stride is 1, but for what is read element by element.
-  bool isDense = type.getRank() && type.getStridesAndOffset().first.back() == 1;
+  dense = type.getRank() == 0 || type.getStridesAndOffset().first.back() == 1;
   for (int64_t axis = 0; axis < type.getRank(); ++axis) {
-    if (isDense && axis + 1 == type.getRank())
+    if (dense && axis + 1 == type.getRank())
       strides.push_back(k.i64(bytes()));
     else
       strides.push_back(k.i64Argument(metadata.getStrides()[axis]) * bytes());
@@ -243,30 +243,52 @@ Val DeviceTensor::loadScalar(ArrayRef<Val> leading, Val last) const {
       element, 1)[0];
 }
 
+Val DeviceTensor::packed(Val pointer, int64_t count, bool readOnly,
+                         bool inPlace) const {
+  auto load = [&](Val from, int64_t width) {
+    Type type = k->packedType(element, width);
+    return inPlace ? k->loadInPlace(from, type) : k->load(from, type, readOnly);
+  };
+  if (dense || count == 1)
+    return load(pointer, count);
+  Vals list;
+  for (int64_t i = 0; i < count; ++i)
+    list.push_back(
+        load(i ? k->offset(pointer, strides.back() * double(i)) : pointer, 1));
+  return k->join(list, element);
+}
+
+Vals DeviceTensor::elements(ArrayRef<Val> leading, Val last, int64_t count,
+                            int64_t alignment, bool inPlace) const {
+  Val pointer = at(leading, last);
+  int64_t width =
+      dense ? std::gcd(std::gcd(count, alignment), kMaxLoadBytes / bytes()) : 1;
+  Vals values;
+  for (int64_t i = 0; i < count; i += width) {
+    Val from = dense ? k->offset(pointer, i * bytes())
+                     : k->offset(pointer, strides.back() * double(i));
+    llvm::append_range(
+        values,
+        k->unpack(packed(from, width, isReadOnly, inPlace), element, width));
+  }
+  return values;
+}
+
 Vals DeviceTensor::elements(ArrayRef<Val> leading, Val last, int64_t count,
                             int64_t alignment) const {
-  Val pointer = at(leading, last);
-  int64_t width = std::gcd(std::gcd(count, alignment), kMaxLoadBytes / bytes());
-  Vals values;
-  for (int64_t i = 0; i < count; i += width)
-    llvm::append_range(
-        values, k->unpack(k->load(k->offset(pointer, i * bytes()),
-                                  k->packedType(element, width), isReadOnly),
-                          element, width));
-  return values;
+  return elements(leading, last, count, alignment, /*inPlace=*/false);
 }
 
 Vals DeviceTensor::elementsInPlace(ArrayRef<Val> leading, Val last,
                                    int64_t count, int64_t alignment) const {
-  Val pointer = at(leading, last);
-  int64_t width = std::gcd(std::gcd(count, alignment), kMaxLoadBytes / bytes());
-  Vals values;
-  for (int64_t i = 0; i < count; i += width)
-    llvm::append_range(values,
-                       k->unpack(k->loadInPlace(k->offset(pointer, i * bytes()),
-                                                k->packedType(element, width)),
-                                 element, width));
-  return values;
+  return elements(leading, last, count, alignment, /*inPlace=*/true);
+}
+
+Val DeviceTensor::areTogether(Val pointer, int64_t count) const {
+  Val address = k->wrap(
+      LLVM::PtrToIntOp::create(k->b, k->loc, k->i64Type(), pointer.value));
+  return (strides[rank() - 2] == double(bytes())) &
+         ((address & (bytes() * count - 1)) == 0.0);
 }
 
 Val DeviceTensor::stride(int64_t axis) const { return strides[axis]; }
@@ -292,6 +314,33 @@ SmallVector<Value> GPULowering::leavesOf(Value tensor) const {
   return leaves;
 }
 
+void GPULowering::readByElement(Value tensor) {
+  for (Value leaf : leavesOf(tensor))
+    OpBuffers::readByElement(leaf);
+}
+
+Value GPULowering::allocateOutput(unsigned index) {
+  Value memref = allocate(index);
+  if (!isAnyStridesResult(index == 0 && hasEpilogue() ? plan->result
+                                                      : op->getResult(index)))
+    return memref;
+  // An allocation with strides that nobody can see in its type: corey-bufferize
+  // puts the argument of the caller in its place.
+  auto plain = memref.getDefiningOp<memref::AllocOp>();
+  auto type = cast<MemRefType>(
+      bufferization::getMemRefTypeWithFullyDynamicLayout(RankedTensorType::get(
+          plain.getType().getShape(), plain.getType().getElementType())));
+  SmallVector<Value> layout(type.getRank() + 1);
+  layout[0] = this->index(0);
+  Value stride = this->index(1);
+  for (int64_t axis = type.getRank(); axis-- > 0;) {
+    layout[axis + 1] = stride;
+    stride = mul(stride, dim(memref, axis));
+  }
+  return memref::AllocOp::create(host, loc, type, plain.getDynamicSizes(),
+                                 layout, plain.getAlignmentAttr());
+}
+
 void GPULowering::makeBuffers() {
   SmallVector<Value> read(op->getOperands());
   if (hasEpilogue())
@@ -305,7 +354,8 @@ void GPULowering::makeBuffers() {
 int64_t GPULowering::streamAlignment(Value tensor) const {
   int64_t least = 8;
   for (Value leaf : leavesOf(tensor))
-    if (cast<RankedTensorType>(leaf.getType()).getRank())
+    if (cast<RankedTensorType>(leaf.getType()).getRank() &&
+        !isReadByElement(leaf))
       least = std::gcd(least, rowAlignment(leaf));
   return least;
 }
@@ -368,7 +418,7 @@ Vals InputStream::load(const Cursor &cursor, int64_t count,
   for (auto [leaf, pointer] : llvm::zip_equal(leaves, cursor.pointers)) {
     int64_t own = leaf.memory.rank() ? count : 1;
     loaded.push_back(
-        k->load(pointer, k->packedType(leaf.memory.element, own), isReadOnly));
+        leaf.memory.packed(pointer, own, isReadOnly, /*inPlace=*/false));
   }
   return loaded;
 }
@@ -377,9 +427,57 @@ Vals InputStream::loadInPlace(const Cursor &cursor, int64_t count) const {
   Vals loaded;
   for (auto [leaf, pointer] : llvm::zip_equal(leaves, cursor.pointers)) {
     int64_t own = leaf.memory.rank() ? count : 1;
-    loaded.push_back(
-        k->loadInPlace(pointer, k->packedType(leaf.memory.element, own)));
+    loaded.push_back(leaf.memory.packed(pointer, own, /*readOnly=*/false,
+                                        /*inPlace=*/true));
   }
+  return loaded;
+}
+
+bool InputStream::isByElement() const {
+  return llvm::any_of(leaves,
+                      [](const Leaf &leaf) { return !leaf.memory.isDense(); });
+}
+
+Vals InputStream::loadRows(const Cursor &cursor, Val first, Val limit,
+                           int64_t count) const {
+  SmallVector<Vals> rows(count);
+  auto rowOf = [&](int64_t i) {
+    return k->min(first + double(i), limit - 1.0);
+  };
+  for (auto [leaf, pointer] : llvm::zip_equal(leaves, cursor.pointers)) {
+    const DeviceTensor &memory = leaf.memory;
+    auto each = [&, pointer = pointer] {
+      Vals values;
+      for (int64_t i = 0; i < count; ++i)
+        values.push_back(memory.packed(
+            memory.rank() < 2
+                ? pointer
+                : k->offset(pointer, k->toI64(rowOf(i)) *
+                                         memory.stride(memory.rank() - 2)),
+            1, /*readOnly=*/true, /*inPlace=*/false));
+      return values;
+    };
+    Vals values;
+    if (memory.isDense()) {
+      values = each();
+    } else {
+      Val start = k->offset(pointer,
+                            k->toI64(first) * memory.stride(memory.rank() - 2));
+      values = k->ifValues(
+          memory.areTogether(start, count) & (first + double(count) <= limit),
+          [&] {
+            Type type = k->packedType(memory.element, count);
+            return k->split(k->load(start, type, /*isReadOnly=*/true),
+                            memory.element, count);
+          },
+          each);
+    }
+    for (auto [row, value] : llvm::zip_equal(rows, values))
+      row.push_back(value);
+  }
+  Vals loaded;
+  for (const Vals &row : rows)
+    llvm::append_range(loaded, row);
   return loaded;
 }
 
@@ -387,7 +485,7 @@ SmallVector<std::pair<Val, Val>> InputStream::rowsAt(ArrayRef<Val> leading,
                                                      Val last) const {
   SmallVector<std::pair<Val, Val>> rows;
   for (const Leaf &leaf : leaves)
-    if (leaf.memory.rank() >= 2)
+    if (leaf.memory.rank() >= 2 && leaf.memory.isDense())
       rows.push_back(
           {leaf.memory.at(leading.take_back(leaf.memory.rank() - 1), last),
            leaf.memory.stride(leaf.memory.rank() - 2)});
@@ -454,7 +552,8 @@ Cursor OutputStream::moved(const Cursor &cursor, Val count,
   return moved;
 }
 
-void OutputStream::store(const Cursor &cursor, ArrayRef<Val> values) const {
+std::pair<Vals, Val> OutputStream::finish(const Cursor &cursor,
+                                          ArrayRef<Val> values) const {
   Cursor own;
   own.pointers = cursor.pointers;
   Val pointer = own.pointers.pop_back_val();
@@ -464,7 +563,37 @@ void OutputStream::store(const Cursor &cursor, ArrayRef<Val> values) const {
     results = operands.values(operands.load(own, count), count,
                               lowering->lastOfLoops(), values);
   }
-  k->store(k->pack(results, memory.element), pointer);
+  return {results, pointer};
+}
+
+void OutputStream::store(const Cursor &cursor, ArrayRef<Val> values) const {
+  auto [results, pointer] = finish(cursor, values);
+  if (memory.isDense())
+    return k->store(k->pack(results, memory.element), pointer);
+  for (auto [i, result] : llvm::enumerate(results))
+    k->store(k->pack({result}, memory.element),
+             k->offset(pointer, memory.stride(memory.rank() - 1) *
+                                    static_cast<double>(i)));
+}
+
+void OutputStream::storeRows(const Cursor &cursor, Val first,
+                             ArrayRef<Val> values) const {
+  Vals results, pointers;
+  for (auto [i, value] : llvm::enumerate(values)) {
+    auto [result, pointer] =
+        finish(moved(cursor, first + static_cast<double>(i)), {value});
+    results.push_back(result[0]);
+    pointers.push_back(pointer);
+  }
+  auto each = [&] {
+    for (auto [result, pointer] : llvm::zip_equal(results, pointers))
+      k->store(k->pack({result}, memory.element), pointer);
+  };
+  if (memory.isDense())
+    return each();
+  k->ifElse(
+      memory.areTogether(pointers[0], results.size()),
+      [&] { k->store(k->pack(results, memory.element), pointers[0]); }, each);
 }
 
 //===----------------------------------------------------------------------===//

@@ -80,6 +80,12 @@ public:
   /// if no op of the kernel's region computes it. What the kernel's own loops
   /// make counts as known.
   llvm::SmallVector<mlir::Value> leavesOf(mlir::Value tensor) const;
+  /// What `tensor` is computed from may be read one element at a time; to be
+  /// said before there are memrefs of it.
+  void readByElement(mlir::Value tensor);
+  /// Allocates the memref of result `index` for an OutputStream: with any
+  /// strides where callers may give one that has them.
+  mlir::Value allocateOutput(unsigned index);
   /// Elements that a stream of `tensor` may load at once, at multiples of as
   /// many: a power of two.
   int64_t streamAlignment(mlir::Value tensor) const;
@@ -133,11 +139,16 @@ public:
                bool isReadOnly = true);
 
   explicit operator bool() const { return static_cast<bool>(base); }
+  /// Whether neighbours on the last axis are neighbours in memory.
+  bool isDense() const { return dense; }
   /// Pointer to the element at `leading` on the axes before the last and `last`
   /// on that: i32 or i64.
   Val at(llvm::ArrayRef<Val> leading, Val last) const;
   /// The element there, as f32, through the read-only path if that may be.
   Val loadScalar(llvm::ArrayRef<Val> leading, Val last) const;
+  /// `count` elements from a pointer on, packed, loaded together or, if they
+  /// are not dense, one by one.
+  Val packed(Val pointer, int64_t count, bool readOnly, bool inPlace) const;
   /// `count` elements from there on, in the same way.
   /// They are loaded `alignment` at once, a power of two that the position is a
   /// multiple of.
@@ -147,6 +158,9 @@ public:
   /// its predecessors in its midst, the assembler moves others to before that.
   Vals elementsInPlace(llvm::ArrayRef<Val> leading, Val last, int64_t count,
                        int64_t alignment = 1) const;
+  /// Whether `count` elements along the axis before the last, from a pointer
+  /// on, are neighbours and aligned.
+  Val areTogether(Val pointer, int64_t count) const;
   /// Bytes from one index to the next on `axis`, i64.
   Val stride(int64_t axis) const;
   int64_t rank() const { return strides.size(); }
@@ -156,8 +170,12 @@ public:
   bool isReadOnly = true;
 
 private:
+  Vals elements(llvm::ArrayRef<Val> leading, Val last, int64_t count,
+                int64_t alignment, bool inPlace) const;
+
   KernelBuilder *k = nullptr;
   Val base;
+  bool dense = true;
   /// In bytes.
   Vals strides;
 };
@@ -189,13 +207,22 @@ public:
   Vals load(const Cursor &cursor, int64_t count, bool isReadOnly = true) const;
   /// The same, by loads that stay where they are.
   Vals loadInPlace(const Cursor &cursor, int64_t count) const;
+  /// Loads an element each of `count` rows from `first` on, a power of two and
+  /// at most 16 bytes: what as many load() return, one after another. Rows from
+  /// `limit` on are the last before it. They are loaded together where they are
+  /// neighbours in memory and aligned.
+  Vals loadRows(const Cursor &cursor, Val first, Val limit,
+                int64_t count) const;
+  /// Whether rows of a tensor may be neighbours in memory rather than what is
+  /// in them.
+  bool isByElement() const;
   size_t numLoaded() const { return leaves.size(); }
   /// The elements, in f32, from what was loaded and, of a stream that depends
   /// on what the kernel's loops have made, from elements of that.
   Vals values(llvm::ArrayRef<Val> loaded, int64_t count, mlir::Value made = {},
               llvm::ArrayRef<Val> elements = {}) const;
-  /// For each tensor with rows: the pointer to a position and the bytes from
-  /// one row to the next.
+  /// For each tensor with dense rows: the pointer to a position and the bytes
+  /// from one row to the next.
   llvm::SmallVector<std::pair<Val, Val>> rowsAt(llvm::ArrayRef<Val> leading,
                                                 Val last) const;
 
@@ -224,8 +251,16 @@ public:
   Cursor moved(const Cursor &cursor, Val count, int64_t fromEnd = 2) const;
   /// Writes f32 values, consecutive on the last axis.
   void store(const Cursor &cursor, llvm::ArrayRef<Val> values) const;
+  /// Writes one to each row from `first` on, together where they are neighbours
+  /// in memory and aligned.
+  void storeRows(const Cursor &cursor, Val first,
+                 llvm::ArrayRef<Val> values) const;
 
 private:
+  /// What the epilogue makes of `values` at a position, and the pointer to it.
+  std::pair<Vals, Val> finish(const Cursor &cursor,
+                              llvm::ArrayRef<Val> values) const;
+
   GPULowering *lowering = nullptr;
   KernelBuilder *k = nullptr;
   DeviceTensor memory;

@@ -646,6 +646,44 @@ Val KernelBuilder::pack(ArrayRef<Val> values, Type element) {
   return vector(words);
 }
 
+Val KernelBuilder::join(ArrayRef<Val> elements, Type element) {
+  auto count = static_cast<int64_t>(elements.size());
+  int64_t bits = element.getIntOrFloatBitWidth(), perWord = 32 / bits;
+  if (count == 1 || perWord < 2)
+    return vector(elements);
+  Vals words;
+  for (int64_t i = 0; i < count; ++i) {
+    Val word =
+        wrap(arith::ExtUIOp::create(b, loc, i32Type(), elements[i].value));
+    if (i % perWord == 0)
+      words.push_back(word);
+    else
+      words.back() = words.back() | (word << (i % perWord * bits));
+  }
+  if (count < perWord)
+    return wrap(arith::TruncIOp::create(b, loc, packedType(element, count),
+                                        words[0].value));
+  return vector(words);
+}
+
+Vals KernelBuilder::split(Val packed, Type element, int64_t count) {
+  int64_t bits = element.getIntOrFloatBitWidth(), perWord = 32 / bits;
+  if (count == 1)
+    return {packed};
+  Vals elements;
+  for (int64_t i = 0; i < count; ++i) {
+    if (perWord < 2) {
+      elements.push_back(extract(packed, i));
+      continue;
+    }
+    Val word = count > perWord ? extract(packed, i / perWord) : packed;
+    int64_t shift = i % perWord * bits;
+    elements.push_back(wrap(arith::TruncIOp::create(
+        b, loc, packedType(element, 1), (shift ? word >> shift : word).value)));
+  }
+  return elements;
+}
+
 //===----------------------------------------------------------------------===//
 // Memory
 //===----------------------------------------------------------------------===//

@@ -198,6 +198,10 @@ public:
   /// of 8 and 16 bits stay packed, in integers of at most 32 bits. Widths are
   /// 2, 4, 8 or 16 bytes, or that of one element.
   mlir::Type packedType(mlir::Type element, int64_t count);
+  /// Packs elements that were loaded one at a time, as they are.
+  Val join(llvm::ArrayRef<Val> elements, mlir::Type element);
+  /// The opposite: elements of a packed value as they are.
+  Vals split(Val packed, mlir::Type element, int64_t count);
   /// The elements of a packed value, as f32.
   Vals unpack(Val packed, mlir::Type element, int64_t count);
   /// Rounds f32 to `element`, to nearest even, and packs them. In i8 what is

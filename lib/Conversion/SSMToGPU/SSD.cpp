@@ -140,7 +140,10 @@ public:
         groups(cast<RankedTensorType>(op.getB().getType()).getDimSize(2)),
         states(cast<RankedTensorType>(op.getB().getType()).getDimSize(3)),
         // Of the sizes of x, which may be nowhere in memory.
-        y(e.allocate(0)), sequences(e, y, e.buffer(op.getSeqStarts())) {}
+        y(e.allocate(0)), sequences(e, y, e.buffer(op.getSeqStarts())) {
+    // ssm-any-strides counts on it.
+    e.OpBuffers::readByElement(op.getDecay() ? op.getDecay() : op.getDt());
+  }
 
   LogicalResult emit() {
     FailureOr<Value> chunk = getDeviceChunk(e, op, sequences.length);
@@ -233,7 +236,7 @@ void SSDKernels::emitScan(const SSDOperands &s, SSDPass pass) {
                   {t.threads(), t.minBlocks(hasOutput)});
   k.startInOrder();
   InputStream x(e, k, op.getX());
-  // Loaded one element at a time: ssm-any-strides counts on it.
+  // Loaded one element at a time.
   InputStream dt(e, k, isDecay ? op.getDecay() : op.getDt());
   InputStream z(e, k, hasOutput ? op.getZ() : Value());
   DeviceTensor A(e, k, e.buffer(op.getA())), B(e, k, e.buffer(op.getB()));

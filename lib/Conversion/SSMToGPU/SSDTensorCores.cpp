@@ -314,7 +314,7 @@ void SSDTensorKernels::emitKernel(bool isStates, Value segmentCount) {
   KernelBuilder k(e.host, e.loc, e.kernels,
                   isStates ? "ssd_segment_states" : "ssd_tensor",
                   {isStates ? t.statesThreads() : t.threads(), 1});
-  // Loaded one element at a time: ssm-any-strides counts on it.
+  // Loaded one element at a time.
   InputStream dt(e, k, isDecay ? op.getDecay() : op.getDt());
   DeviceTensor x(e, k, e.buffer(op.getX())), B(e, k, e.buffer(op.getB()));
   DeviceTensor A(e, k, e.buffer(op.getA()));

@@ -217,7 +217,11 @@ public:
         states(cast<RankedTensorType>(op.getA().getType()).getDimSize(1)),
         groups(cast<RankedTensorType>(op.getB().getType()).getDimSize(2)),
         // Of the sizes of u, which may be nowhere in memory.
-        y(e.allocate(0)), sequences(e, y, e.buffer(op.getSeqStarts())) {}
+        y(e.allocateOutput(0)), sequences(e, y, e.buffer(op.getSeqStarts())) {
+    for (Value tensor : {Value(op.getU()), Value(op.getDelta()),
+                         Value(op.getZ()), Value(op.getB()), Value(op.getC())})
+      e.readByElement(tensor);
+  }
 
   LogicalResult emit() {
     FailureOr<Value> chunk = getDeviceChunk(e, op, sequences.length);
@@ -535,6 +539,16 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
     int64_t piecesPerRow = states / piece;
     int64_t pieces = steps * piecesPerRow;
     int64_t rounds = llvm::divideCeil(pieces, 32);
+    // Neighbouring lanes have neighbours in memory: of what is not dense, it is
+    // tokens that are likely to be.
+    bool areDense = B.isDense() && (!C || C.isDense());
+    auto stepOf = [&](Val index) {
+      return areDense ? index / double(piecesPerRow) : index % steps;
+    };
+    auto stateOf = [&](Val index) {
+      return (areDense ? index % piecesPerRow : index / double(steps)) *
+             double(piece);
+    };
 
     /// Loads what block `t0` needs; rows from `clampTo` on are read as the last
     /// before it, if it is given.
@@ -557,8 +571,8 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
         Val index = lane + double(32 * i);
         if (pieces % 32)
           index = k.min(index, k.i32(pieces - 1));
-        Val row = row0 + k.toI64(rowOf(index / double(piecesPerRow)));
-        Val n = (index % piecesPerRow) * double(piece);
+        Val row = row0 + k.toI64(rowOf(stepOf(index)));
+        Val n = stateOf(index);
         for (const DeviceTensor *tensor : {&B, &C})
           if (*tensor)
             loaded.push_back(k.load(tensor->at({batch64, row, group}, n),
@@ -592,6 +606,8 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
     }
     auto prefetch = [&](Val t0) {
       constexpr int64_t kAhead = 4;
+      if (askingLanes == 0)
+        return;
       Val row = t0 + double(kAhead * steps);
       Val asks = row + double(steps) <= full;
       if (askingLanes < 32)
@@ -664,9 +680,7 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
           if (*tensor)
             values[m] = k.unpack(*from++, tensor->element, piece);
         auto storeRows = [&] {
-          Val at = ((index / double(piecesPerRow)) * t.paddedStates() +
-                    (index % piecesPerRow) * double(piece)) *
-                   4;
+          Val at = (stepOf(index) * t.paddedStates() + stateOf(index)) * 4;
           for (int64_t m = 0; m < 2; ++m)
             if (!values[m].empty()) {
               // Aligned to 16 bytes only where rows are.
@@ -1081,6 +1095,17 @@ void SelectiveScanKernels::emitSplitKernel(const ScanOperands &s,
       // Pieces of B and C of a thread.
       struct Piece {
         int64_t elements, perRow, count, rounds;
+        /// Neighbouring threads have neighbours in memory: of what is not
+        /// dense, it is tokens that are likely to be.
+        bool isDense;
+        int64_t tokens;
+        Val tokenOf(Val index) const {
+          return isDense ? index / double(perRow) : index % tokens;
+        }
+        Val stateOf(Val index) const {
+          return (isDense ? index % perRow : index / double(tokens)) *
+                 double(elements);
+        }
       };
       Piece pieces[2];
       for (int64_t m = 0; m < 2; ++m) {
@@ -1090,6 +1115,8 @@ void SelectiveScanKernels::emitSplitKernel(const ScanOperands &s,
         p.perRow = states / p.elements;
         p.count = t.tokens * p.perRow;
         p.rounds = llvm::divideCeil(p.count, t.auxThreads());
+        p.isDense = (m ? C : B).isDense();
+        p.tokens = t.tokens;
       }
       if (t.paddedStates() != states) {
         // Padding stays zero: nothing else is written there.
@@ -1119,11 +1146,10 @@ void SelectiveScanKernels::emitSplitKernel(const ScanOperands &s,
             Val index = thread + double(i * t.auxThreads());
             if (p.count % t.auxThreads())
               index = k.min(index, k.i32(p.count - 1));
-            Val row =
-                k.max(k.min(t0 + index / double(p.perRow), lastRow), k.i32(0));
+            Val row = k.max(k.min(t0 + p.tokenOf(index), lastRow), k.i32(0));
             loaded.push_back(
                 k.load(tensor.at({batch64, row0 + k.toI64(row), group},
-                                 (index % p.perRow) * double(p.elements)),
+                                 p.stateOf(index)),
                        k.packedType(tensor.element, p.elements), true));
           }
         }
@@ -1176,9 +1202,8 @@ void SelectiveScanKernels::emitSplitKernel(const ScanOperands &s,
             Val index = thread + double(i * t.auxThreads());
             Val packed = *from++;
             auto store = [&] {
-              Val token = index / double(p.perRow);
-              Val n = (index % p.perRow) * double(p.elements);
-              storeStates(k, layout, element, p.elements, packed, token, n,
+              storeStates(k, layout, element, p.elements, packed,
+                          p.tokenOf(index), p.stateOf(index),
                           k.offset(rows[m], 4 * slot * layout.words()));
             };
             if (p.count % t.auxThreads())

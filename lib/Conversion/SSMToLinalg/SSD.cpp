@@ -57,6 +57,7 @@ public:
   SSDEmitter(OpLowering &e, SSDOp op) : e(e), op(op) {
     x = e.buffer(op.getX());
     // Loaded one element at a time: ssm-any-strides counts on it.
+    e.readByElement(op.getDecay() ? op.getDecay() : op.getDt());
     dt = e.buffer(op.getDecay() ? op.getDecay() : op.getDt());
     A = e.buffer(op.getA());
     B = e.buffer(op.getB());

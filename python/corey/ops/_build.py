@@ -89,13 +89,13 @@ def _selective_scan(p, u, delta, A, B, C, D, z, delta_bias, softplus, with_state
     B, C = _same_groups(p, B, groups_b, groups), _same_groups(p, C, groups_c, groups)
 
     tokens = [None, None, channels]
-    values = [p.input(_channel_last(v), tokens) for v in (u, delta)]
+    values = [p.input(_channel_last(v), tokens, in_place=True) for v in (u, delta)]
     values.append(p.cast(p.input(A, (channels, states)), "f32"))
-    values += [p.input(m, [None, None, groups, states]) for m in (B, C)]
-    values += [_vector(p, D), p.input(_channel_last(z), tokens) if z else None, _vector(p, delta_bias)]
+    values += [p.input(m, [None, None, groups, states], in_place=True) for m in (B, C)]
+    values += [_vector(p, D), p.input(_channel_last(z), tokens, in_place=True) if z else None, _vector(p, delta_bias)]
     kind = f"tensor<?x{channels}x{states}xf32>" if with_state else None
     results = _scan(p, *values, softplus, kind)
-    numbers = [p.output(results[0], u.dtype, u.shape, _layout(delta), _channel_last)]
+    numbers = [p.output(results[0], u.dtype, u.shape, _layout(delta), _channel_last, in_place=True)]
     if with_state:
         shape = (batch, channels, states)
         numbers.append(p.output(results[1], "f32", shape, contiguous_strides(shape), lambda v: v))
@@ -345,13 +345,13 @@ def _conv_of_tensors(p, x, weight, bias, initial_states, final_states_out, start
     p.expect_shape(initial_states, states, "batch, dim, width - 1")
     p.expect_shape(final_states_out, states, "batch, dim, width - 1")
     tokens, before = [None, None, channels], [None, width - 1, channels]
-    value = p.input(_channel_last(x), tokens)
+    value = p.input(_channel_last(x), tokens, in_place=True)
     taps, shift = p.input(weight, (channels, width)), _vector(p, bias)
     start = p.cast(p.input(_channel_last(initial_states), before), x.dtype) if initial_states else None
     packed = p.input(starts, [None]) if starts else None
     kind = f"tensor<?x{width - 1}x{channels}x{x.dtype}>" if with_state else None
     results = _conv(p, value, taps, shift, start, None, packed, silu, kind)
-    numbers = [p.output(results[0], x.dtype, x.shape, _layout(x), _channel_last)]
+    numbers = [p.output(results[0], x.dtype, x.shape, _layout(x), _channel_last, in_place=True)]
     if with_state and final_states_out is not None:
         p.expect(final_states_out.dtype == x.dtype, f"final_states_out: expected {x.dtype}, got {final_states_out.dtype}")
         p.update(results[1], _channel_last(final_states_out))
@@ -405,14 +405,14 @@ def _conv_update(p, x, conv_state, weight, bias, indices, silu):
     if held != width - 1 or not memory.contiguous or conv_state.dtype != x.dtype:
         _expect_slots(p, conv_state, indices, batch)
         return functools.partial(_conv_update_by_copies, silu)
-    value = p.input(_channel_last(full), [None, None, channels])
+    value = p.input(_channel_last(full), [None, None, channels], in_place=True)
     taps, shift = p.input(weight, (channels, width)), _vector(p, bias)
     before = p.input(memory, [None, width - 1, channels])
     slots = _slots(p, conv_state, indices, batch)
     results = _conv(p, value, taps, shift, before, slots, None, silu, before[1])
     strides = contiguous_strides(x.shape) if flat else _layout(x)
     number = p.output(
-        results[0], x.dtype, x.shape, strides, lambda v: _channel_last(v.unsqueeze(2) if flat else v)
+        results[0], x.dtype, x.shape, strides, lambda v: _channel_last(v.unsqueeze(2) if flat else v), in_place=True
     )
     p.update(results[1], memory)
     return p.plan(number)

@@ -82,6 +82,11 @@ class View:
             expected *= max(size, 1)
         return True
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether neighbours on the last axis are neighbours in memory."""
+        return self.rank == 0 or self.shape[-1] <= 1 or self.strides[-1] == 1
+
     def tuple(self) -> tuple:
         return (self.argument, self.shape, self.strides, self.offset)
 
@@ -108,7 +113,8 @@ class Program:
         self.lines: List[str] = []
         self.inputs: List[Any] = []
         self.outputs: List[tuple] = []
-        self.returns: List[Tuple[str, str]] = []
+        #: Values, types, and attributes of results.
+        self.returns: List[Tuple[str, str, str]] = []
         self.results: List[int] = []
         self._names = 0
 
@@ -141,12 +147,19 @@ class Program:
         self._names += 1
         return f"%v{self._names}"
 
-    def input(self, view: Any, sizes: Sequence[Optional[int]], dtype: Optional[str] = None) -> Tuple[str, str]:
+    def _strides(self, view: View, in_place: bool) -> str:
+        """The attribute of what is read or written as it lies, by kernels of a GPU
+        alone: those of a CPU want vectors."""
+        return " {ssm.any_strides}" if in_place and self.device != "cpu" and not view.is_dense else ""
+
+    def input(
+        self, view: Any, sizes: Sequence[Optional[int]], dtype: Optional[str] = None, in_place: bool = False
+    ) -> Tuple[str, str]:
         """An argument of the function: its value and type. Sizes of None are
-        dynamic."""
+        dynamic; `in_place` is of an op whose kernels read any strides."""
         name = f"%a{len(self.arguments)}"
         kind = tensor_type(view.dtype if dtype is None else dtype, sizes)
-        self.arguments.append(f"{name}: {kind}")
+        self.arguments.append(f"{name}: {kind}{self._strides(view, in_place) if isinstance(view, View) else ''}")
         self.inputs.append(view.tuple() if isinstance(view, View) else view)
         return name, kind
 
@@ -166,26 +179,29 @@ class Program:
         return result, kind
 
     def output(
-        self, value: Tuple[str, str], dtype: str, shape: Sequence[int], strides: Sequence[int], view: Callable[[View], View]
-    ) -> int:
+        self, value: Tuple[str, str], dtype: str, shape: Sequence[int], strides: Sequence[int],
+        view: Callable[[View], View], in_place: bool = False,
+    ) -> int:  # fmt: skip
         """A result that is made anew with a shape and strides as the caller sees
-        them; `view` makes the function's of it."""
+        them; `view` makes the function's of it. `in_place` is of an op whose kernels
+        write any strides."""
         made = view(View(-1, "output", dtype, shape, strides))
         row_major = tuple(strides) == contiguous_strides(shape)
         self.outputs.append((made.tuple(), dtype, tuple(shape), () if row_major else tuple(strides)))
-        self.returns.append(value)
+        self.returns.append((*value, self._strides(made, in_place)))
         return len(self.outputs) - 1
 
     def update(self, value: Tuple[str, str], view: View) -> None:
         """A result that is written to an argument."""
         self.outputs.append((view.tuple(), view.dtype, (), ()))
-        self.returns.append(value)
+        self.returns.append((*value, ""))
 
     def plan(self, *results: int) -> _core.Plan:
-        names = ", ".join(value for value, _ in self.returns)
-        kinds = ", ".join(kind for _, kind in self.returns)
+        names = ", ".join(value for value, _, _ in self.returns)
+        kinds = ", ".join(kind for _, kind, _ in self.returns)
+        outputs = ", ".join(kind + attributes for _, kind, attributes in self.returns)
         body = "\n  ".join(self.lines)
-        text = f"func.func @main({', '.join(self.arguments)}) -> ({kinds}) {{\n  {body}\n  return {names} : {kinds}\n}}\n"
+        text = f"func.func @main({', '.join(self.arguments)}) -> ({outputs}) {{\n  {body}\n  return {names} : {kinds}\n}}\n"
         return _core.Plan(_compiled(self.op, text, self.device), self.inputs, self.outputs, list(results))
 
 

@@ -53,7 +53,7 @@ Status PooledCall::begin() {
 
 Status PooledCall::finish() {
   Status joined = joinObservations(cuda);
-  cuda.arena.releaseAll();
+  bool usedMemory = cuda.arena.releaseAll();
   if (!joined || cuda.capturing)
     return joined;
   if (isOwn()) {
@@ -61,6 +61,9 @@ Status PooledCall::finish() {
     publishObservations(callState);
     return status ? takeDeviceError(cuda) : status;
   }
+  // Others may have the call at once: what it put on the stream is not its own.
+  if (!usedMemory && !cuda.errors.data())
+    return Status::ok();
   if (!done) {
     Expected<Event> event = Event::create(cuda.device);
     if (!event)
@@ -93,10 +96,11 @@ Status PooledCall::setStream(void *stream, bool capturing) {
   return Status::ok();
 }
 
-bool PooledCall::precedes(void *stream) const {
+bool PooledCall::wasOn(void *stream) const {
   // Every thread has a default stream of its own by this name.
   auto *perThread = reinterpret_cast<void *>(uintptr_t(2));
-  return pending && cuda.stream == stream && stream != perThread;
+  return !cuda.capturing && stream && cuda.stream == stream && !isOwn() &&
+         stream != perThread;
 }
 
 bool PooledCall::isDone() {
@@ -190,7 +194,7 @@ Expected<std::unique_ptr<PooledCall>> CallPool::acquire(void *stream) {
     capturing = *asked;
   }
   std::unique_ptr<PooledCall> call = takeIdle(stream, capturing);
-  if (call && call->precedes(stream)) {
+  if (call && !capturing && call->wasOn(stream)) {
     call->begun = false;
     return call;
   }
@@ -245,7 +249,7 @@ std::unique_ptr<PooledCall> CallPool::takeIdle(void *stream, bool capturing) {
   Calls &idle = shared->idle;
   size_t found = idle.size();
   for (size_t i = idle.size(); i-- > 0;)
-    if (!capturing && idle[i]->precedes(stream)) {
+    if (!capturing && idle[i]->wasOn(stream)) {
       found = i;
       break;
     } else if (found == idle.size() && !idle[i]->pending) {

@@ -88,7 +88,7 @@ static Status checkArgument(const corey_rt_argument &argument,
                         " as for the arguments before it",
                     "memory of " + deviceName(holder));
   ordinal = holder;
-  if (argument.isOutput && !contiguous)
+  if (argument.isOutput && !argument.anyStrides && !contiguous)
     return expected("a contiguous output",
                     "sizes " + listOf(tensor.sizes, argument.rank) +
                         " and strides " + listOf(strides, argument.rank));

@@ -122,7 +122,7 @@ void *Arena::allocate(size_t bytes, Status *status) {
     reserved += rounded;
     ++requests;
   }
-  block->inUse = true;
+  block->inUse = used = true;
   return block->pointer;
 }
 
@@ -147,9 +147,13 @@ bool Arena::contains(void *pointer, const void *address) const {
   return at >= begin && at < begin + it->second->bytes;
 }
 
-void Arena::releaseAll() {
+bool Arena::releaseAll() {
+  if (!used)
+    return false;
   for (auto &entry : blocks)
     release(entry.first);
+  used = false;
+  return true;
 }
 
 bool Arena::trim() {

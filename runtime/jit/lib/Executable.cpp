@@ -531,6 +531,8 @@ Status Executable::Impl::describe(ModuleOp module) {
               toInfo(op.getResultTypes()[i], name, function.info.outputs);
           !status)
         return status;
+      function.outputAnyStrides.push_back(
+          static_cast<bool>(op.getResultAttr(i, ssm::kAnyStridesAttr)));
       function.numResultDims += function.info.outputs.back().shape.size();
     }
     for (auto [i, info] : llvm::enumerate(function.info.outputs)) {
@@ -1693,8 +1695,8 @@ Status Executable::Impl::describeArguments(const Function &function,
     const std::vector<int64_t> &shape = tensor.shape();
     if (!status || anyStrides || call.takes(tensor, isOutput)) {
       appendDescriptor(call.descriptors, tensor.data(), shape.data(),
-                       isOutput ? contiguous(shape, call)
-                                : tensor.strides().data(),
+                       isOutput && !anyStrides ? contiguous(shape, call)
+                                               : tensor.strides().data(),
                        shape.size());
       return;
     }
@@ -1716,7 +1718,7 @@ Status Executable::Impl::describeArguments(const Function &function,
   for (size_t i : function.weights)
     append(weights[i].tensor, false, false);
   for (size_t i = 0; i < function.info.outputs.size(); ++i)
-    append(outputs[i], true, false);
+    append(outputs[i], true, function.outputAnyStrides[i]);
   if (!status)
     return status;
   // The descriptors no longer move: point to them.

@@ -25,7 +25,7 @@ struct Constraint {
 struct Function {
   FunctionInfo info;
   /// For each input: whether it is read with whatever strides it has.
-  std::vector<bool> anyStrides;
+  std::vector<bool> anyStrides, outputAnyStrides;
   /// Index into the program's weights for each argument behind the inputs.
   std::vector<size_t> weights;
   std::vector<Constraint> constraints;

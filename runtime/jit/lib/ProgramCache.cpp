@@ -116,7 +116,8 @@ template <typename Archive> void visit(Archive &archive, Constraint &x) {
 }
 template <typename Archive> void visit(Archive &archive, Function &x) {
   visitAll(archive, x.info.name, x.info.inputs, x.info.outputs, x.anyStrides,
-           x.weights, x.constraints, x.numDims, x.numResultDims);
+           x.outputAnyStrides, x.weights, x.constraints, x.numDims,
+           x.numResultDims);
 }
 template <typename Archive> void visit(Archive &archive, Weight &x) {
   visitAll(archive, x.info, x.key, x.prepared);

@@ -373,8 +373,9 @@ public:
   void release(void *pointer);
   /// Whether `address` lies in the block at `pointer`.
   bool contains(void *pointer, const void *address) const;
-  /// Takes back every block that is still in use.
-  void releaseAll();
+  /// Takes back every block that is still in use. Returns whether any was asked
+  /// for since the last time.
+  bool releaseAll();
   /// Gives no blocks back to the driver any more: a graph uses them.
   void keepBlocks() { keeps = true; }
 
@@ -396,7 +397,7 @@ private:
   Block *lists[kClasses] = {};
   std::unordered_map<void *, std::unique_ptr<Block>> blocks;
   size_t reserved = 0, requests = 0;
-  bool keeps = false;
+  bool keeps = false, used = false;
 };
 
 //===----------------------------------------------------------------------===//

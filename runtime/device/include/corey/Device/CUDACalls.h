@@ -54,13 +54,16 @@ private:
   /// Puts the call's work on a stream; null for its own.
   Status setStream(void *stream, bool capturing);
   bool isOwn() const { return cuda.stream == own.handle(); }
+  /// Whether the call's last work was on `stream`, a caller's.
+  bool wasOn(void *stream) const;
   /// Whether work on `stream` comes after what the call has done.
-  bool precedes(void *stream) const;
+  bool precedes(void *stream) const { return pending && wasOn(stream); }
   /// Whether nothing uses its memory any more.
   bool isDone();
 
   device::CallState &callState;
-  /// Recorded behind the last work on a caller's stream.
+  /// Recorded behind the last work on a caller's stream that used memory of
+  /// the call.
   Event done;
   bool pending = false;
   /// Whether anything was put on the stream.
