@@ -347,6 +347,43 @@ def test_generic_associative_scans():
         check(program, module, inputs(*shape))
 
 
+class Several(Parameters):
+    """Three states of two decays in one scan, in any order."""
+
+    def __init__(self, mode, *rest):
+        super().__init__(*rest)
+        self.mode = mode
+
+    def forward(self, u, delta, B, C):
+        A, dt = -torch.exp(self.A_log), F.softplus(delta)
+        slow, fast = torch.exp(dt[..., None] * A), torch.exp(dt[..., None] * (A * 3))
+        first = dt[..., None] * B[:, :, None, :] * u[..., None]
+        second = dt[..., None] * B[:, :, None, :] * torch.sigmoid(u)[..., None]
+
+        def combine(x, y):
+            (a, h, g, b, k), (c, p, q, d, r) = x, y
+            return a * c, c * h + p, q + d * g, d * b, r + k * c
+
+        _, h, g, _, k = associative_scan(combine, (slow, first, first, fast, second), 1, combine_mode=self.mode)
+        outputs = [(s * C[:, :, None]).sum(-1) for s in (h, g, k)]
+        return outputs[0] + 2 * outputs[1], outputs[2]
+
+
+@pytest.mark.parametrize("mode", ["pointwise", "generic"])
+def test_associative_scans_of_several_states(mode):
+    module = Several(mode)
+    program = corey.from_torch(module, inputs(2, 5))
+    assert program.counts["selective_scan"] == 3
+    for shape in [(2, 5), (1, 1), (3, 2), (1, 70)]:
+        given = inputs(*shape)
+        with torch.no_grad():
+            # torch has code for pointwise ones on a GPU alone.
+            wanted = Several("generic")
+            wanted.load_state_dict(module.state_dict())
+            wanted = wanted(*given)
+        torch.testing.assert_close(program(*given), wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_scans_of_other_functions_are_refused():
     class Sum(Parameters):
         def forward(self, x):

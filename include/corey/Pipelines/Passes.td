@@ -15,8 +15,9 @@ def Bufferize : Pass<"corey-bufferize", "::mlir::ModuleOp"> {
     Arguments become memrefs with dynamic strides but for a unit innermost one,
     so that slices and padded tensors are read where they are; where they are marked
     `ssm.any_strides` that one is dynamic as well. Results become
-    trailing memref arguments that the caller provides; a result that is a fresh
-    allocation is written in place.
+    trailing memref arguments that the caller provides, contiguous where they are not
+    marked so; a result that is a fresh allocation of such strides is written in
+    place, others are copied there.
   }];
   let options = [
     Option<"keepCopies", "keep-copies", "bool", /*default=*/"false",

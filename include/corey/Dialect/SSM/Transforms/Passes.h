@@ -52,7 +52,8 @@ llvm::FailureOr<HoistedWeights> hoistWeights(mlir::ModuleOp module);
 inline constexpr llvm::StringLiteral kWeightArgAttr = "ssm.weight";
 /// On a function argument or result: its name for users.
 inline constexpr llvm::StringLiteral kNameAttr = "ssm.name";
-/// On a function argument: it is read with whatever strides it has.
+/// On a function argument or result: it may have any strides. Kernels that can
+/// read or write it where it lies do, for others it is copied.
 inline constexpr llvm::StringLiteral kAnyStridesAttr = "ssm.any_strides";
 /// On a shape function: what its constraints stand for.
 inline constexpr llvm::StringLiteral kConstraintsAttr = "ssm.constraints";

@@ -330,6 +330,13 @@ def SSMAnyStrides : Pass<"ssm-any-strides", "::mlir::ModuleOp"> {
     not, is marked `ssm.any_strides`: it becomes a memref whose innermost stride is
     dynamic too, and callers pass it as it lies.
 
+    Whoever writes a program may mark further arguments, and results, which then need
+    not be contiguous either. On a GPU `ssm.selective_scan` reads u, delta, z, B and C
+    and writes y, and `ssm.causal_conv` reads x and writes y where such tensors lie:
+    channel-first ones, say, whose tokens are neighbours in memory. Everything else
+    works on copies. The pass leaves those alone: loading several channels at once is
+    faster where they are neighbours.
+
     ```mlir
     func.func @main(%x: tensor<?x?x8x64xf32>, %decay: tensor<?x?x8xf32>, %B: tensor<?x?x1x128xf32>)
         -> tensor<?x?x8x64xf32> {
