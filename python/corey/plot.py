@@ -51,7 +51,7 @@ def read(data: Data) -> Mapping[str, Any]:
 def kind(data: Data) -> str:
     """Which benchmark wrote data: "kernels" (scan, ssd, step, conv, hadamard, norm,
     projection), "chunk-table", "schedule", "fusion", "entropy", "lm", "sol",
-    "hadamard" or "paper"."""
+    "hadamard" or "paper"; or, of Python's own, "call" or "model"."""
     found = read(data)
     if found.get("schema") == "corey-chunk-table":
         return "chunk-table"
@@ -64,7 +64,7 @@ def kind(data: Data) -> str:
     benchmark = found.get("benchmark") or first.get("benchmark")
     if benchmark in _OPS_OF_RESULTS:
         return "kernels"
-    if benchmark in ("schedule", "fusion", "entropy", "lm", "sol"):
+    if benchmark in ("schedule", "fusion", "entropy", "lm", "sol", "call", "model"):
         return benchmark
     name = "" if isinstance(data, Mapping) else f"{os.fspath(data)}: "
     raise ValueError(f"{name}expected results of corey-bench, got {_said(found)}")

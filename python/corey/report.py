@@ -201,6 +201,8 @@ def _pictures(kind: str, data: Mapping[str, Any], others: Sequence[Mapping[str, 
         return [("Kernels, bytes and times by strategy.", lambda: plot.fusion(data))]
     if kind == "lm":
         return [("When the tokens come.", lambda: plot.decode_timeline(data))]
+    if kind in ("call", "model"):
+        return []
     if kind == "sol":
         return [("Every case, with its floor.", lambda: plot.sol(data)), ("Roofline.", lambda: plot.roofline(data))]
     if kind == "paper":

@@ -14,13 +14,15 @@
 // memory, as of a copy, where every long run is a stream of its own.
 //
 // Of an input of any strides, whose tokens are likely to be the neighbours in
-// memory, a thread has a channel and as many tokens as are loaded at once, and
-// neighbouring threads have neighbouring tokens.
+// memory, another kernel has neighbouring threads work on neighbouring tokens
+// of a channel: on as many as are loaded at once, several times over, so that a
+// thread has as many bytes on their way as in the first kernel.
 //
 //===----------------------------------------------------------------------===//
 
 #include "GPULowering.h"
 #include <numeric>
+#include <vector>
 
 using namespace mlir;
 using namespace corey;
@@ -40,6 +42,11 @@ static constexpr int64_t kWaves = 32;
 /// bytes of either width.
 static constexpr int64_t kMaxSteps = 8, kMaxSteps32 = 4;
 static constexpr int64_t kMaxRun = 32;
+/// Runs of tokens of a thread where those are the neighbours, and tokens before
+/// a run that are loaded with it.
+static constexpr int64_t kRuns = 4, kBefore = 4;
+/// Blocks whose registers suffice for that.
+static constexpr int64_t kMinBlocksTokens = 5;
 
 namespace {
 class CausalConvKernel {
@@ -70,9 +77,12 @@ public:
       count = std::gcd(count, rowAlignment(op.getFinalState()));
   }
 
-  void emit();
+  void emit() { isByElement ? emitAlongTokens() : emitAlongChannels(); }
 
 private:
+  void emitAlongChannels();
+  void emitAlongTokens();
+
   /// Where a thread works: tokens from `start` of a sequence on.
   struct Place {
     Val sequence, start;
@@ -80,6 +90,40 @@ private:
   };
   /// `slot` counts runs of the grid's row or, packed, of all sequences.
   Place placeOf(KernelBuilder &k, Val slot, Val run) const;
+
+  /// What the kernel reads and writes.
+  struct Operands {
+    Operands(CausalConvKernel &conv, KernelBuilder &k)
+        : k(k), x(conv.e, k, conv.op.getX()), output(conv.e, k, conv.y),
+          weight(conv.e, k, conv.e.buffer(conv.op.getWeight())),
+          bias(conv.e, k, conv.e.buffer(conv.op.getBias())),
+          initial(conv.e, k, conv.states.initial, !conv.states.isInPlace()),
+          state(conv.e, k, conv.states.last), pool(conv.e, k, conv.states) {}
+    KernelBuilder &k;
+    InputStream x;
+    OutputStream output;
+    DeviceTensor weight, bias, initial, state;
+    DeviceSlots pool;
+  };
+  /// A run of a thread: the first of its `count` channels, and whether it is
+  /// one.
+  struct Run {
+    Place place;
+    Val channel, active;
+    DeviceSlots::Place home;
+  };
+  /// The values of an input before the first token of the sequence, `j`
+  /// counting from the oldest.
+  Vals older(const Operands &t, const Run &run, Val j);
+  /// Taps of a channel after another, and what is added.
+  std::pair<SmallVector<Vals>, Vals> loadTaps(const Operands &t, Val channel);
+  /// Of the values of W tokens, channels innermost.
+  Vals sumsOf(const Operands &t, const std::pair<SmallVector<Vals>, Vals> &taps,
+              ArrayRef<Val> inputs);
+  /// The state behind the last token is the first run's to write: it alone has
+  /// read what may lie in the same memory.
+  void writeState(const Operands &t, const Run &run);
+  void replaceOp();
 
   GPULowering &e;
   CausalConvOp op;
@@ -122,17 +166,75 @@ CausalConvKernel::Place CausalConvKernel::placeOf(KernelBuilder &k, Val slot,
           k.toI64(begin), tokens};
 }
 
-void CausalConvKernel::emit() {
+Vals CausalConvKernel::older(const Operands &t, const Run &run, Val j) {
+  if (!t.initial)
+    return Vals(count, t.k.f32(0));
+  return DeviceSlots::ifThere(t.k, run.home, [&] {
+    return t.initial.elements({run.home.row, j}, run.channel, count,
+                              rowAlignment(op.getInitialState()));
+  });
+}
+
+std::pair<SmallVector<Vals>, Vals> CausalConvKernel::loadTaps(const Operands &t,
+                                                              Val channel) {
+  SmallVector<Vals> taps;
+  for (int64_t c = 0; c < count; ++c)
+    taps.push_back(t.weight.elements({channel + double(c)}, t.k.i32(0), width,
+                                     rowAlignment(op.getWeight())));
+  Vals shift(count, t.k.f32(0));
+  if (t.bias)
+    shift = t.bias.elements({}, channel, count, rowAlignment(op.getBias()));
+  return {taps, shift};
+}
+
+Vals CausalConvKernel::sumsOf(const Operands &t,
+                              const std::pair<SmallVector<Vals>, Vals> &taps,
+                              ArrayRef<Val> inputs) {
+  Vals sums;
+  for (int64_t c = 0; c < count; ++c) {
+    Val sum = taps.second[c];
+    for (int64_t j = 0; j < width; ++j)
+      sum = t.k.fma(taps.first[c][j], inputs[j * count + c], sum);
+    sums.push_back(op.getSilu() ? t.k.silu(sum) : sum);
+  }
+  return sums;
+}
+
+void CausalConvKernel::writeState(const Operands &t, const Run &run) {
+  KernelBuilder &k = t.k;
+  const Place &place = run.place;
+  Val isFirst = run.active & (place.start == 0);
+  if (t.state)
+    k.ifThen(isFirst & run.home.writes(k), [&] {
+      for (int64_t j = 0; j + 1 < width; ++j) {
+        Val token = place.tokens - double(width - 1 - j);
+        Vals values = k.ifValues(
+            token >= 0,
+            [&] {
+              Cursor at = t.x.at({place.batch, place.begin + k.toI64(token)},
+                                 run.channel);
+              return t.x.values(t.x.load(at, count), count);
+            },
+            [&] { return older(t, run, place.tokens + double(j)); });
+        k.store(k.pack(values, t.state.element),
+                t.state.at({run.home.row, k.i32(j)}, run.channel));
+      }
+    });
+  k.ifThen(isFirst, [&] { t.pool.check(k, run.home); });
+}
+
+void CausalConvKernel::replaceOp() {
+  SmallVector<Value> results{y};
+  if (states.last)
+    results.push_back(states.last);
+  e.replaceWith(results);
+}
+
+void CausalConvKernel::emitAlongChannels() {
   int64_t minBlocks = is32Bit ? kMinBlocks32 : kMinBlocks;
   KernelBuilder k(e.host, e.loc, e.kernels, "causal_conv",
                   {kThreads, minBlocks});
-  InputStream x(e, k, op.getX());
-  OutputStream output(e, k, y);
-  DeviceTensor weight(e, k, e.buffer(op.getWeight()));
-  DeviceTensor bias(e, k, e.buffer(op.getBias()));
-  DeviceTensor initial(e, k, states.initial, !states.isInPlace()),
-      state(e, k, states.last);
-  DeviceSlots pool(e, k, states);
+  Operands t(*this, k);
   int64_t pieces = channels / count;
 
   // Runs of a multiple of steps tokens.
@@ -143,32 +245,22 @@ void CausalConvKernel::emit() {
                                    kThreads * kWaves * steps));
   Value runLength =
       e.mul(e.min(e.max(wanted, e.index(1)), e.index(kMaxRun / steps)), steps);
-  if (isByElement)
-    runLength = e.index(steps);
   // A sequence without tokens still has a state.
   Value slots = e.max(e.ceilDiv(sequences.length, runLength), e.index(1));
   if (isPacked)
     slots = e.add(slots, sequences.count);
   Value blocks = e.ceilDiv(e.mul(slots, pieces), e.index(kThreads));
 
-  Val run = k.i32Argument(runLength);
+  Val tokens = k.i32Argument(runLength);
   Val thread = k.toI64(k.blockIdx('x')) * kThreads + k.toI64(k.threadIdx());
-  Val slot, channel;
-  if (isByElement) {
-    Val perChannel = k.i64Argument(slots), piece = thread / perChannel;
-    slot = k.toI32(thread - piece * perChannel);
-    channel = k.min(piece, k.i64(pieces - 1));
-  } else {
-    slot = k.toI32(thread / double(pieces));
-    channel = (thread % pieces) * double(count);
-  }
-  Place place = placeOf(k, slot, run);
+  Run run;
+  run.channel = (thread % pieces) * double(count);
+  run.place = placeOf(k, k.toI32(thread / double(pieces)), tokens);
+  const Place &place = run.place;
   Val limit = k.toI64(k.max(place.tokens, k.i32(1)));
-  Val active = (place.start >= 0) & (place.start < limit);
-  if (isByElement)
-    active = active & (thread < k.i64Argument(slots) * double(pieces));
+  run.active = (place.start >= 0) & (place.start < limit);
   if (!isPacked)
-    active = active & (rowOfBlock(k) < k.i32Argument(sequences.count));
+    run.active = run.active & (rowOfBlock(k) < k.i32Argument(sequences.count));
 
   // A token each is a step of decoding, which waits for memory more than for
   // anything else. To bring to the last cache what predecessors do not make is
@@ -177,74 +269,55 @@ void CausalConvKernel::emit() {
                 cast<RankedTensorType>(op.getX().getType()).getDimSize(1) == 1;
   if (isStep && e.target.chip.hasDependentLaunches) {
     k.launchDependents();
-    k.prefetchL2(weight.at({channel}, k.i32(0)));
-    if (bias)
-      k.prefetchL2(bias.at({}, channel));
-    if (initial && !states.slots)
+    k.prefetchL2(t.weight.at({run.channel}, k.i32(0)));
+    if (t.bias)
+      k.prefetchL2(t.bias.at({}, run.channel));
+    if (t.initial && !states.slots)
       for (int64_t j = 0; j + 1 < width; ++j)
-        k.prefetchL2(initial.at({place.sequence, k.i32(j)}, channel));
+        k.prefetchL2(t.initial.at({place.sequence, k.i32(j)}, run.channel));
     k.waitForPredecessors();
   }
+  run.home = t.pool.of(k, place.sequence);
 
-  // The value of an input before the first token of the sequence, `j` counting
-  // from the oldest.
-  DeviceSlots::Place home = pool.of(k, place.sequence);
-  auto older = [&](Val j) {
-    if (!initial)
-      return Vals(count, k.f32(0));
-    return DeviceSlots::ifThere(k, home, [&] {
-      return initial.elements({home.row, j}, channel, count,
-                              rowAlignment(op.getInitialState()));
-    });
-  };
-
-  k.ifThen(active & (place.start < k.toI64(place.tokens)), [&] {
+  k.ifThen(run.active & (place.start < k.toI64(place.tokens)), [&] {
     Val start = k.toI32(place.start);
-    Val todo = k.min(place.tokens - start, run);
+    Val todo = k.min(place.tokens - start, tokens);
     Val row = place.begin + place.start;
-    Cursor from = x.at({place.batch, row}, channel);
-    Cursor to = output.at({place.batch, row}, channel);
+    Cursor from = t.x.at({place.batch, row}, run.channel);
+    Cursor to = t.output.at({place.batch, row}, run.channel);
 
     // Tokens from t0 on; those beyond the run are its last again.
     auto load = [&](Val t0) {
-      if (isByElement)
-        return x.loadRows(from, t0, todo, steps);
       Vals loaded;
       for (int64_t i = 0; i < steps; ++i)
         llvm::append_range(
             loaded,
-            x.load(x.moved(from, k.min(t0 + double(i), todo - 1)), count));
+            t.x.load(t.x.moved(from, k.min(t0 + double(i), todo - 1)), count));
       return loaded;
     };
     // All that the first tokens need is asked for before any of it is used.
     Val isFirst = start == 0;
     SmallVector<Vals> before;
     for (int64_t j = 1 - width; j < 0; ++j)
-      before.push_back(
-          x.load(x.moved(from, k.select(isFirst, k.i32(0), k.i32(j))), count));
+      before.push_back(t.x.load(
+          t.x.moved(from, k.select(isFirst, k.i32(0), k.i32(j))), count));
     Vals loaded = load(k.i32(0));
-    SmallVector<Vals> taps;
-    for (int64_t c = 0; c < count; ++c)
-      taps.push_back(weight.elements({channel + double(c)}, k.i32(0), width,
-                                     rowAlignment(op.getWeight())));
-    Vals shift(count, k.f32(0));
-    if (bias)
-      shift = bias.elements({}, channel, count, rowAlignment(op.getBias()));
+    auto taps = loadTaps(t, run.channel);
 
     Vals window;
     auto haloValues = [&] {
       Vals values;
       for (const Vals &raw : before)
-        llvm::append_range(values, x.values(raw, count));
+        llvm::append_range(values, t.x.values(raw, count));
       return values;
     };
-    if (initial)
+    if (t.initial)
       window = k.ifValues(
           isFirst,
           [&] {
             Vals values;
             for (int64_t j = 0; j + 1 < width; ++j)
-              llvm::append_range(values, older(k.i32(j)));
+              llvm::append_range(values, older(t, run, k.i32(j)));
             return values;
           },
           haloValues);
@@ -252,27 +325,16 @@ void CausalConvKernel::emit() {
       for (Val value : haloValues())
         window.push_back(k.select(isFirst, k.f32(0), value));
 
-    // Of the values of W tokens, channels innermost.
-    auto sumsOf = [&](ArrayRef<Val> inputs) {
-      Vals sums;
-      for (int64_t c = 0; c < count; ++c) {
-        Val sum = shift[c];
-        for (int64_t j = 0; j < width; ++j)
-          sum = k.fma(taps[c][j], inputs[j * count + c], sum);
-        sums.push_back(op.getSilu() ? k.silu(sum) : sum);
-      }
-      return sums;
-    };
-    auto finish = [&](ArrayRef<Val> inputs, Val t) {
-      output.store(output.moved(to, t), sumsOf(inputs));
+    auto finish = [&](ArrayRef<Val> inputs, Val at) {
+      t.output.store(t.output.moved(to, at), sumsOf(t, taps, inputs));
     };
     auto inputsOf = [&](ArrayRef<Val> window, ArrayRef<Val> loaded,
                         int64_t steps) {
       Vals inputs(window);
       for (int64_t i = 0; i < steps; ++i)
-        llvm::append_range(
-            inputs,
-            x.values(loaded.slice(i * x.numLoaded(), x.numLoaded()), count));
+        llvm::append_range(inputs, t.x.values(loaded.slice(i * t.x.numLoaded(),
+                                                           t.x.numLoaded()),
+                                              count));
       return inputs;
     };
 
@@ -282,22 +344,12 @@ void CausalConvKernel::emit() {
     llvm::append_range(carried, loaded);
     Vals end = k.forLoop(
         k.i32(0), full, steps, carried, [&](Val t0, ArrayRef<Val> in) -> Vals {
-          Val following = t0 + double(steps);
-          // A run is no longer than this.
-          Vals next = isByElement ? Vals(in.drop_front(kept)) : load(following);
+          Vals next = load(t0 + double(steps));
           Vals inputs =
               inputsOf(in.take_front(kept), in.drop_front(kept), steps);
-          Vals results;
-          for (int64_t i = 0; i < steps; ++i) {
-            ArrayRef<Val> own =
-                ArrayRef(inputs).slice(i * count, width * count);
-            if (isByElement)
-              llvm::append_range(results, sumsOf(own));
-            else
-              finish(own, t0 + double(i));
-          }
-          if (isByElement)
-            output.storeRows(to, t0, results);
+          for (int64_t i = 0; i < steps; ++i)
+            finish(ArrayRef(inputs).slice(i * count, width * count),
+                   t0 + double(i));
           Vals yielded(ArrayRef(inputs).take_back(kept));
           llvm::append_range(yielded, next);
           return yielded;
@@ -312,32 +364,116 @@ void CausalConvKernel::emit() {
         });
     });
   });
-
-  // The state behind the last token is the first run's to write: it alone has
-  // read what may lie in the same memory.
-  if (state)
-    k.ifThen(active & (place.start == 0) & home.writes(k), [&] {
-      for (int64_t j = 0; j + 1 < width; ++j) {
-        Val token = place.tokens - double(width - 1 - j);
-        Vals values = k.ifValues(
-            token >= 0,
-            [&] {
-              Cursor at =
-                  x.at({place.batch, place.begin + k.toI64(token)}, channel);
-              return x.values(x.load(at, count), count);
-            },
-            [&] { return older(place.tokens + double(j)); });
-        k.store(k.pack(values, state.element),
-                state.at({home.row, k.i32(j)}, channel));
-      }
-    });
-  k.ifThen(active & (place.start == 0), [&] { pool.check(k, home); });
+  writeState(t, run);
   Value rows = isPacked ? e.min(sequences.count, e.index(1)) : sequences.count;
   k.launch(e.gridOf(blocks, rows));
-  SmallVector<Value> results{y};
-  if (states.last)
-    results.push_back(states.last);
-  e.replaceWith(results);
+  replaceOp();
+}
+
+void CausalConvKernel::emitAlongTokens() {
+  KernelBuilder k(e.host, e.loc, e.kernels, "causal_conv_tokens",
+                  {kThreads, kMinBlocksTokens});
+  Operands t(*this, k);
+  // A sequence without tokens still has a state.
+  Value slots = e.max(e.ceilDiv(sequences.length, e.index(steps)), e.index(1));
+  if (isPacked)
+    slots = e.add(slots, sequences.count);
+  // A warp has neighbouring runs of one channel: as many for each of its lanes.
+  constexpr int64_t kWarps = kThreads / 32;
+  Value perChannel = e.ceilDiv(slots, e.index(32 * kRuns));
+  Val warps = k.i32Argument(perChannel);
+  Val warp = k.blockIdx('x') * double(kWarps) + k.warp();
+  Val channel = warp / warps;
+  Val firstSlot = (warp - channel * warps) * double(32 * kRuns) + k.lane();
+  Val isChannel = channel < double(channels);
+  if (!isPacked)
+    isChannel = isChannel & (rowOfBlock(k) < k.i32Argument(sequences.count));
+  channel = k.toI64(k.min(channel, k.i32(channels - 1)));
+
+  // What all runs load before any of it is used, then the rest.
+  struct Begun {
+    Run run;
+    Val start, todo, isFirst, works;
+    Cursor to;
+    Vals loaded;
+  };
+  std::vector<Begun> list(kRuns);
+  size_t before = kBefore * t.x.numLoaded();
+  Cursor from, to;
+  for (auto [i, b] : llvm::enumerate(list)) {
+    Val slot = firstSlot + static_cast<double>(32 * i);
+    b.run.channel = channel;
+    b.run.place = placeOf(k, slot, k.i32(steps));
+    const Place &place = b.run.place;
+    b.run.active = isChannel & (slot < k.i32Argument(slots)) &
+                   (place.start >= 0) &
+                   (place.start < k.toI64(k.max(place.tokens, k.i32(1))));
+    b.run.home = t.pool.of(k, place.sequence);
+    b.works = b.run.active & (place.start < k.toI64(place.tokens));
+    b.start = k.toI32(place.start);
+    b.todo = k.min(place.tokens - b.start, k.i32(steps));
+    b.isFirst = b.start == 0;
+    if (i == 0) {
+      from = t.x.at({place.batch, k.i64(0)}, channel);
+      to = t.output.at({place.batch, k.i64(0)}, channel);
+    }
+    Val row = place.begin + place.start;
+    Cursor own = t.x.moved(from, row);
+    b.to = t.output.moved(to, row);
+    b.loaded = k.loadIf(b.works, [&] {
+      // Nothing lies before a sequence: its first tokens, which are not used.
+      Vals loaded = t.x.loadRows(
+          own, k.select(b.isFirst, k.i32(0), k.i32(-kBefore)), b.todo, kBefore);
+      llvm::append_range(loaded, t.x.loadRows(own, k.i32(0), b.todo, steps));
+      return loaded;
+    });
+  }
+  auto taps = loadTaps(t, channel);
+  for (Begun &b : list)
+    k.ifThen(b.works, [&] {
+      size_t each = t.x.numLoaded();
+      auto valuesOf = [&](size_t from, size_t number) {
+        Vals values;
+        for (size_t i = from; i < from + number; ++i)
+          values.push_back(
+              t.x.values(ArrayRef(b.loaded).slice(i * each, each), 1)[0]);
+        return values;
+      };
+      size_t halo = width - 1;
+      Vals inputs;
+      if (t.initial)
+        inputs = k.ifValues(
+            b.isFirst,
+            [&] {
+              Vals values;
+              for (int64_t j = 0; j + 1 < width; ++j)
+                values.push_back(older(t, b.run, k.i32(j))[0]);
+              return values;
+            },
+            [&] { return valuesOf(kBefore - halo, halo); });
+      else
+        for (Val value : valuesOf(kBefore - halo, halo))
+          inputs.push_back(k.select(b.isFirst, k.f32(0), value));
+      llvm::append_range(inputs, valuesOf(before / each, steps));
+      Vals results;
+      for (int64_t i = 0; i < steps; ++i)
+        results.push_back(sumsOf(t, taps, ArrayRef(inputs).slice(i, width))[0]);
+      k.ifElse(
+          b.todo == double(steps),
+          [&] { t.output.storeRows(b.to, k.i32(0), results); },
+          [&] {
+            for (int64_t i = 0; i + 1 < steps; ++i)
+              k.ifThen(b.todo > double(i), [&] {
+                t.output.store(t.output.moved(b.to, k.i32(i)), {results[i]});
+              });
+          });
+    });
+  for (const Begun &b : list)
+    writeState(t, b.run);
+  Value rows = isPacked ? e.min(sequences.count, e.index(1)) : sequences.count;
+  k.launch(
+      e.gridOf(e.ceilDiv(e.mul(perChannel, channels), e.index(kWarps)), rows));
+  replaceOp();
 }
 
 namespace {

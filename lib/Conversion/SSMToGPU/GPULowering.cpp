@@ -341,6 +341,26 @@ Value GPULowering::allocateOutput(unsigned index) {
                                  layout, plain.getAlignmentAttr());
 }
 
+Value GPULowering::haveRowsTogether(Value memref, int64_t rows) {
+  auto type = cast<MemRefType>(memref.getType());
+  auto metadata = memref::ExtractStridedMetadataOp::create(host, loc, memref);
+  using Predicate = arith::CmpIPredicate;
+  int64_t axis = type.getRank() - 2, bytes = type.getElementTypeBitWidth() / 8;
+  auto isMultiple = [&](Value number, int64_t of) {
+    Value rest = host.createOrFold<arith::AndIOp>(loc, number, index(of - 1));
+    return cmp(Predicate::eq, rest, index(0));
+  };
+  Value together = cmp(Predicate::eq, metadata.getStrides()[axis], index(1));
+  for (int64_t other = 0; other < type.getRank(); ++other)
+    if (other != axis)
+      together = host.createOrFold<arith::AndIOp>(
+          loc, together, isMultiple(metadata.getStrides()[other], rows));
+  Value start = host.createOrFold<arith::IndexCastOp>(loc, host.getIndexType(),
+                                                      address(memref));
+  return host.createOrFold<arith::AndIOp>(loc, together,
+                                          isMultiple(start, rows * bytes));
+}
+
 void GPULowering::makeBuffers() {
   SmallVector<Value> read(op->getOperands());
   if (hasEpilogue())
@@ -433,9 +453,42 @@ Vals InputStream::loadInPlace(const Cursor &cursor, int64_t count) const {
   return loaded;
 }
 
-bool InputStream::isByElement() const {
-  return llvm::any_of(leaves,
-                      [](const Leaf &leaf) { return !leaf.memory.isDense(); });
+Vals InputStream::loadTile(const Cursor &cursor, int64_t rows,
+                           int64_t count) const {
+  SmallVector<Vals> loaded(rows);
+  for (auto [leaf, pointer] : llvm::zip_equal(leaves, cursor.pointers)) {
+    const DeviceTensor &memory = leaf.memory;
+    int64_t own = memory.rank() ? count : 1;
+    SmallVector<Vals> elements;
+    if (!memory.isDense()) {
+      Type type = k->packedType(memory.element, rows);
+      for (int64_t i = 0; i < own; ++i) {
+        Val from = k->offset(pointer, memory.stride(memory.rank() - 1) *
+                                          static_cast<double>(i));
+        elements.push_back(k->split(k->load(from, type, /*isReadOnly=*/true),
+                                    memory.element, rows));
+      }
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+      Vals parts;
+      for (const Vals &list : elements)
+        parts.push_back(list[row]);
+      if (memory.isDense()) {
+        Val from = pointer;
+        if (memory.rank() > 1)
+          from = k->offset(pointer, memory.stride(memory.rank() - 2) *
+                                        static_cast<double>(row));
+        loaded[row].push_back(memory.packed(from, own, /*readOnly=*/true,
+                                            /*inPlace=*/false));
+      } else {
+        loaded[row].push_back(k->join(parts, memory.element));
+      }
+    }
+  }
+  Vals all;
+  for (const Vals &row : loaded)
+    llvm::append_range(all, row);
+  return all;
 }
 
 Vals InputStream::loadRows(const Cursor &cursor, Val first, Val limit,
@@ -576,24 +629,49 @@ void OutputStream::store(const Cursor &cursor, ArrayRef<Val> values) const {
                                     static_cast<double>(i)));
 }
 
+void OutputStream::storeTile(const Cursor &cursor, ArrayRef<Vals> rows) const {
+  SmallVector<Vals> results;
+  Val first;
+  for (auto [i, values] : llvm::enumerate(rows)) {
+    auto [result, pointer] = finish(
+        i ? moved(cursor, k->i64(static_cast<int64_t>(i))) : cursor, values);
+    results.push_back(result);
+    if (i == 0)
+      first = pointer;
+    if (memory.isDense())
+      k->store(k->pack(result, memory.element), pointer);
+  }
+  if (memory.isDense())
+    return;
+  for (size_t c = 0; c < results[0].size(); ++c) {
+    Vals column;
+    for (const Vals &row : results)
+      column.push_back(row[c]);
+    k->store(k->pack(column, memory.element),
+             k->offset(first, memory.stride(memory.rank() - 1) *
+                                  static_cast<double>(c)));
+  }
+}
+
 void OutputStream::storeRows(const Cursor &cursor, Val first,
                              ArrayRef<Val> values) const {
-  Vals results, pointers;
-  for (auto [i, value] : llvm::enumerate(values)) {
-    auto [result, pointer] =
-        finish(moved(cursor, first + static_cast<double>(i)), {value});
-    results.push_back(result[0]);
-    pointers.push_back(pointer);
-  }
+  Val start = moved(cursor, first).pointers.back();
+  Vals results(values);
+  if (operands)
+    for (auto [i, result] : llvm::enumerate(results))
+      result = finish(moved(cursor, first + static_cast<double>(i)), {result})
+                   .first[0];
   auto each = [&] {
-    for (auto [result, pointer] : llvm::zip_equal(results, pointers))
-      k->store(k->pack({result}, memory.element), pointer);
+    for (auto [i, result] : llvm::enumerate(results))
+      k->store(k->pack({result}, memory.element),
+               k->offset(start, memory.stride(memory.rank() - 2) *
+                                    static_cast<double>(i)));
   };
   if (memory.isDense())
     return each();
   k->ifElse(
-      memory.areTogether(pointers[0], results.size()),
-      [&] { k->store(k->pack(results, memory.element), pointers[0]); }, each);
+      memory.areTogether(start, results.size()),
+      [&] { k->store(k->pack(results, memory.element), start); }, each);
 }
 
 //===----------------------------------------------------------------------===//

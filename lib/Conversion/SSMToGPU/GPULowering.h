@@ -86,6 +86,9 @@ public:
   /// Allocates the memref of result `index` for an OutputStream: with any
   /// strides where callers may give one that has them.
   mlir::Value allocateOutput(unsigned index);
+  /// Whether, as i1 of the host, `memref` is not dense and runs of `rows` rows
+  /// from multiples of that on are neighbours in memory and aligned.
+  mlir::Value haveRowsTogether(mlir::Value memref, int64_t rows);
   /// Elements that a stream of `tensor` may load at once, at multiples of as
   /// many: a power of two.
   int64_t streamAlignment(mlir::Value tensor) const;
@@ -213,9 +216,9 @@ public:
   /// neighbours in memory and aligned.
   Vals loadRows(const Cursor &cursor, Val first, Val limit,
                 int64_t count) const;
-  /// Whether rows of a tensor may be neighbours in memory rather than what is
-  /// in them.
-  bool isByElement() const;
+  /// Loads `count` elements of each of `rows` rows, neighbours in memory where
+  /// the elements are not (see haveRowsTogether()): what as many load() return.
+  Vals loadTile(const Cursor &cursor, int64_t rows, int64_t count) const;
   size_t numLoaded() const { return leaves.size(); }
   /// The elements, in f32, from what was loaded and, of a stream that depends
   /// on what the kernel's loops have made, from elements of that.
@@ -255,6 +258,9 @@ public:
   /// in memory and aligned.
   void storeRows(const Cursor &cursor, Val first,
                  llvm::ArrayRef<Val> values) const;
+  /// Writes values of each of some rows, neighbours in memory where the values
+  /// are not (see haveRowsTogether()).
+  void storeTile(const Cursor &cursor, llvm::ArrayRef<Vals> rows) const;
 
 private:
   /// What the epilogue makes of `values` at a position, and the pointer to it.

@@ -162,9 +162,19 @@ enum class ScanPass {
   Outputs
 };
 
+/// Whether neighbours on the last axis are known to be neighbours in memory.
+bool isDense(Value memref) {
+  return cast<MemRefType>(memref.getType())
+             .getStridesAndOffset()
+             .first.back() == 1;
+}
+
 /// The operands of a scan on the host; null where absent.
 struct ScanOperands {
   Value chunk, chunkCount;
+  /// Whether tensors that are not dense have tokens as neighbours: those of a
+  /// lane are loaded and stored together.
+  bool areTokensTogether = false;
   /// f32, [sequences, chunks, D, N] and [sequences, chunks, D]: states at the
   /// ends of chunks, later at their starts, and sums of dt.
   Value chunkStates, chunkSteps;
@@ -253,8 +263,15 @@ public:
 private:
   /// Whether two neighbouring channels can be loaded and stored together.
   bool hasPairs(const ScanOperands &s);
+  WarpTiling warpTiling(const ScanOperands &s) {
+    return WarpTiling(states, hasPairs(s) ? 2 : 1);
+  }
   void emitTokens(ScanOperands &s, Value chunk);
   void emitUnsplit(const ScanOperands &s);
+  /// Calls `emit` for the kernels of tensors as they may lie, where one that
+  /// has `tokens` of a channel to a lane could have them together.
+  void emitByLayout(const ScanOperands &s, int64_t tokens,
+                    llvm::function_ref<void(const ScanOperands &)> emit);
   void emitWarpKernel(const ScanOperands &s, ScanPass pass);
   void emitSplitKernel(const ScanOperands &s, const SplitTiling &t);
   void emitCarryKernel(const ScanOperands &s);
@@ -276,6 +293,37 @@ bool SelectiveScanKernels::hasPairs(const ScanOperands &s) {
   return alignment % 2 == 0;
 }
 
+void SelectiveScanKernels::emitByLayout(
+    const ScanOperands &s, int64_t tokens,
+    llvm::function_ref<void(const ScanOperands &)> emit) {
+  SmallVector<Value> memrefs;
+  for (Value tensor :
+       {Value(op.getU()), Value(op.getDelta()), Value(op.getZ())})
+    for (Value leaf : e.leavesOf(tensor))
+      if (e.isReadByElement(leaf))
+        memrefs.push_back(e.buffer(leaf));
+  if (!isDense(s.y))
+    memrefs.push_back(s.y);
+  // Where sequences start nobody knows.
+  if (memrefs.empty() || op.getSeqStarts() || tokens < 2)
+    return emit(s);
+  auto isMultiple = [&](Value number) {
+    Value rest =
+        e.host.createOrFold<arith::AndIOp>(e.loc, number, e.index(tokens - 1));
+    return e.cmp(arith::CmpIPredicate::eq, rest, e.index(0));
+  };
+  Value together = isMultiple(sequences.length);
+  if (s.chunkStates)
+    together = e.host.createOrFold<arith::AndIOp>(e.loc, together,
+                                                  isMultiple(s.chunk));
+  for (Value memref : memrefs)
+    together = e.host.createOrFold<arith::AndIOp>(
+        e.loc, together, e.haveRowsTogether(memref, tokens));
+  ScanOperands with = s;
+  with.areTokensTogether = true;
+  e.ifThen(together, [&] { emit(with); }, [&] { emit(s); });
+}
+
 /// Any number of tokens, whole or in chunks.
 void SelectiveScanKernels::emitTokens(ScanOperands &s, Value chunk) {
   s.chunk = chunk;
@@ -290,9 +338,12 @@ void SelectiveScanKernels::emitTokens(ScanOperands &s, Value chunk) {
         s.chunkSteps =
             e.workspace({sequences.count, s.chunkCount, e.index(channels)},
                         e.host.getF32Type());
-        emitWarpKernel(s, ScanPass::States);
-        emitCarryKernel(s);
-        emitWarpKernel(s, ScanPass::Outputs);
+        int64_t tokens = warpTiling(s).stepsPerLane();
+        emitByLayout(s, tokens, [&](const ScanOperands &s) {
+          emitWarpKernel(s, ScanPass::States);
+          emitCarryKernel(s);
+          emitWarpKernel(s, ScanPass::Outputs);
+        });
       });
 }
 
@@ -311,8 +362,13 @@ void SelectiveScanKernels::emitUnsplit(const ScanOperands &s) {
           getElementTypeOrSelf(op.getB().getType()).getIntOrFloatBitWidth() >
       kLongRowBits;
   bool canSplit = hasPairs(s) && states <= kMaxSplitStates;
+  auto emitWarp = [&] {
+    emitByLayout(s, warpTiling(s).stepsPerLane(), [&](const ScanOperands &s) {
+      emitWarpKernel(s, ScanPass::Whole);
+    });
+  };
   if (!canSplit)
-    return emitWarpKernel(s, ScanPass::Whole);
+    return emitWarp();
   auto constant = [&](int64_t value) { return e.index(value); };
   using Predicate = arith::CmpIPredicate;
   auto pick = [&](Value condition, ScanVariant then, Value otherwise) {
@@ -350,14 +406,16 @@ void SelectiveScanKernels::emitUnsplit(const ScanOperands &s) {
   std::function<void(ArrayRef<ScanVariant>)> emitOneOf =
       [&](ArrayRef<ScanVariant> variants) {
         if (variants.empty())
-          return emitWarpKernel(s, ScanPass::Whole);
+          return emitWarp();
         e.ifThen(
             is(variants.front()),
             [&] {
               ScanVariant variant = variants.front();
               if (isLong && variant == ScanVariant::Split)
                 variant = ScanVariant::SplitShort;
-              emitSplitKernel(s, splitTiling(states, variant));
+              emitByLayout(s, 2, [&](const ScanOperands &s) {
+                emitSplitKernel(s, splitTiling(states, variant));
+              });
             },
             [&] { emitOneOf(variants.drop_front()); });
       };
@@ -390,10 +448,12 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
                                           ScanPass pass) {
   bool hasOutput = pass != ScanPass::States;
   int64_t perGroup = channels / groups;
-  StringRef name = pass == ScanPass::Whole    ? "selective_scan_warp"
-                   : pass == ScanPass::States ? "selective_scan_warp_states"
-                                              : "selective_scan_warp_outputs";
-  WarpTiling t(states, hasPairs(s) ? 2 : 1);
+  std::string name = pass == ScanPass::Whole    ? "selective_scan_warp"
+                     : pass == ScanPass::States ? "selective_scan_warp_states"
+                                                : "selective_scan_warp_outputs";
+  if (s.areTokensTogether)
+    name += "_tokens";
+  WarpTiling t = warpTiling(s);
   int64_t steps = WarpTiling::kSteps;
   int64_t count = t.channelsPerLane;
 
@@ -558,7 +618,27 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
         Val row = t0 + step;
         return clampTo ? k.min(row, clampTo - 1.0) : row;
       };
-      for (int64_t i = 0; i < t.stepsPerLane(); ++i) {
+      if (s.areTokensTogether) {
+        int64_t own = t.stepsPerLane();
+        // There are as many tokens, or a multiple.
+        Val move =
+            clampTo ? k.min(t0 + ownStep, clampTo - double(own)) - ownStep : t0;
+        SmallVector<Vals> tiles;
+        for (const InputStream *stream : {&u, &delta, &z})
+          if (*stream)
+            tiles.push_back(
+                stream->loadTile(stream->moved(stream == &u       ? uRow
+                                               : stream == &delta ? deltaRow
+                                                                  : zRow,
+                                               move),
+                                 own, count));
+        for (int64_t i = 0; i < own; ++i)
+          for (const Vals &tile : tiles) {
+            size_t size = tile.size() / own;
+            llvm::append_range(loaded, ArrayRef(tile).slice(i * size, size));
+          }
+      }
+      for (int64_t i = 0; i < t.stepsPerLane() && !s.areTokensTogether; ++i) {
         Val move =
             clampTo ? rowOf(ownStep + double(i)) - ownStep : t0 + double(i);
         llvm::append_range(loaded, u.load(u.moved(uRow, move), count, false));
@@ -749,7 +829,15 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
             outputs[i].push_back(out);
           }
         }
-        for (int64_t i = 0; i < t.stepsPerLane(); ++i) {
+        if (s.areTokensTogether) {
+          Val writes = inside;
+          if (left)
+            writes = writes & (ownStep < left);
+          if (t.lanes > steps)
+            writes = writes & (q < steps);
+          k.ifThen(writes, [&] { y.storeTile(y.moved(yRow, t0), outputs); });
+        }
+        for (int64_t i = 0; i < t.stepsPerLane() && !s.areTokensTogether; ++i) {
           Val writes = inside;
           if (left)
             writes = writes & (ownStep + double(i) < left);
@@ -852,6 +940,8 @@ void SelectiveScanKernels::emitSplitKernel(const ScanOperands &s,
   std::string name = "selective_scan_split" + std::to_string(t.statesPerLane) +
                      "x" + std::to_string(t.channels) + "x" +
                      std::to_string(t.tokens);
+  if (s.areTokensTogether)
+    name += "_tokens";
   KernelBuilder k(e.host, e.loc, e.kernels, name, {t.threads(), 1});
   InputStream u(e, k, op.getU()), delta(e, k, op.getDelta());
   InputStream z(e, k, op.getZ());
@@ -1132,7 +1222,20 @@ void SelectiveScanKernels::emitSplitKernel(const ScanOperands &s,
       auto load = [&](Val tile) {
         Vals loaded;
         Val t0 = tile * double(t.tokens);
-        for (int64_t i = 0; i < 2; ++i) {
+        if (s.areTokensTogether) {
+          // There are two, or a multiple.
+          Val row = k.max(k.min(t0 + step, length - 2.0), k.i32(0));
+          Vals us = u.loadTile(u.moved(uRow, row), 2, 2),
+               deltas = delta.loadTile(delta.moved(deltaRow, row), 2, 2), zs;
+          if (z)
+            zs = z.loadTile(z.moved(zRow, row), 2, 2);
+          for (int64_t i = 0; i < 2; ++i)
+            for (const Vals *list : {&us, &deltas, &zs})
+              llvm::append_range(loaded,
+                                 ArrayRef(*list).slice(i * (list->size() / 2),
+                                                       list->size() / 2));
+        }
+        for (int64_t i = 0; i < 2 && !s.areTokensTogether; ++i) {
           Val row = k.max(k.min(t0 + step + double(i), lastRow), k.i32(0));
           llvm::append_range(loaded, u.load(u.moved(uRow, row), 2));
           llvm::append_range(loaded, delta.load(delta.moved(deltaRow, row), 2));
@@ -1229,23 +1332,33 @@ void SelectiveScanKernels::emitSplitKernel(const ScanOperands &s,
             for (int64_t i = 0; i < 2; ++i)
               sums[i][j] = g ? sums[i][j] + v[i] : v[i];
           }
-        for (int64_t i = 0; i < 2; ++i) {
+        auto outputsOf = [&](int64_t i) {
           ArrayRef<Val> token = kept.slice(i * keptPerToken, keptPerToken);
-          Val row = tile * double(t.tokens) + step + double(i);
-          k.ifThen(inside & (row < length), [&] {
-            Vals outputs{sums[i][0], sums[i][1]};
-            if (D) {
-              Vals us = u.values(token.take_front(u.numLoaded()), 2);
-              for (int64_t j = 0; j < 2; ++j)
-                outputs[j] = k.fma(skip[j], us[j], outputs[j]);
-            }
-            if (z) {
-              Vals gate = z.values(token.take_back(z.numLoaded()), 2);
-              for (int64_t j = 0; j < 2; ++j)
-                outputs[j] = outputs[j] * k.silu(gate[j]);
-            }
-            y.store(y.moved(yRow, row), outputs);
+          Vals outputs{sums[i][0], sums[i][1]};
+          if (D) {
+            Vals us = u.values(token.take_front(u.numLoaded()), 2);
+            for (int64_t j = 0; j < 2; ++j)
+              outputs[j] = k.fma(skip[j], us[j], outputs[j]);
+          }
+          if (z) {
+            Vals gate = z.values(token.take_back(z.numLoaded()), 2);
+            for (int64_t j = 0; j < 2; ++j)
+              outputs[j] = outputs[j] * k.silu(gate[j]);
+          }
+          return outputs;
+        };
+        Val first = tile * double(t.tokens) + step;
+        if (s.areTokensTogether) {
+          k.ifThen(inside & (first < length), [&] {
+            Vals rows[] = {outputsOf(0), outputsOf(1)};
+            y.storeTile(y.moved(yRow, first), rows);
           });
+          return;
+        }
+        for (int64_t i = 0; i < 2; ++i) {
+          Val row = first + double(i);
+          k.ifThen(inside & (row < length),
+                   [&] { y.store(y.moved(yRow, row), outputsOf(i)); });
         }
       };
 
