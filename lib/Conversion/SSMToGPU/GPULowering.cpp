@@ -341,11 +341,11 @@ Value GPULowering::allocateOutput(unsigned index) {
                                  layout, plain.getAlignmentAttr());
 }
 
-Value GPULowering::haveRowsTogether(Value memref, int64_t rows) {
+Value GPULowering::haveRowsTogether(Value memref, int64_t axis, int64_t rows) {
   auto type = cast<MemRefType>(memref.getType());
   auto metadata = memref::ExtractStridedMetadataOp::create(host, loc, memref);
   using Predicate = arith::CmpIPredicate;
-  int64_t axis = type.getRank() - 2, bytes = type.getElementTypeBitWidth() / 8;
+  int64_t bytes = type.getElementTypeBitWidth() / 8;
   auto isMultiple = [&](Value number, int64_t of) {
     Value rest = host.createOrFold<arith::AndIOp>(loc, number, index(of - 1));
     return cmp(Predicate::eq, rest, index(0));
@@ -520,8 +520,8 @@ Vals InputStream::loadRows(const Cursor &cursor, Val first, Val limit,
           memory.areTogether(start, count) & (first + double(count) <= limit),
           [&] {
             Type type = k->packedType(memory.element, count);
-            return k->split(k->load(start, type, /*isReadOnly=*/true),
-                            memory.element, count);
+            // LLVM would load the elements of a vector each for itself.
+            return k->split(k->loadInPlace(start, type), memory.element, count);
           },
           each);
     }

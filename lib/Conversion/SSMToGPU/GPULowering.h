@@ -86,9 +86,9 @@ public:
   /// Allocates the memref of result `index` for an OutputStream: with any
   /// strides where callers may give one that has them.
   mlir::Value allocateOutput(unsigned index);
-  /// Whether, as i1 of the host, `memref` is not dense and runs of `rows` rows
-  /// from multiples of that on are neighbours in memory and aligned.
-  mlir::Value haveRowsTogether(mlir::Value memref, int64_t rows);
+  /// Whether, as i1 of the host, runs of `rows` indices on `axis`, not the
+  /// last, from multiples of that on, are neighbours in memory and aligned.
+  mlir::Value haveRowsTogether(mlir::Value memref, int64_t axis, int64_t rows);
   /// Elements that a stream of `tensor` may load at once, at multiples of as
   /// many: a power of two.
   int64_t streamAlignment(mlir::Value tensor) const;

@@ -111,6 +111,8 @@ struct SplitTiling {
 constexpr ScanVariant kSplitVariants[] = {
     ScanVariant::Split, ScanVariant::SplitShort, ScanVariant::SplitNarrow};
 constexpr int64_t kMaxSplitStates = 64;
+/// Tokens of B and C that are loaded at once where those are the neighbours.
+constexpr int64_t kRowTokens = 4;
 
 /// States of a lane, channels of a block and tokens of a tile; `SplitNarrow`
 /// has twice the lanes for a channel and half the channels of a block.
@@ -263,14 +265,19 @@ public:
 private:
   /// Whether two neighbouring channels can be loaded and stored together.
   bool hasPairs(const ScanOperands &s);
+  /// Whether B and C have kRowTokens tokens as neighbours.
+  bool areRowsTogether(const ScanOperands &s) {
+    return s.areTokensTogether && e.isReadByElement(op.getB()) &&
+           e.isReadByElement(op.getC());
+  }
   WarpTiling warpTiling(const ScanOperands &s) {
     return WarpTiling(states, hasPairs(s) ? 2 : 1);
   }
   void emitTokens(ScanOperands &s, Value chunk);
   void emitUnsplit(const ScanOperands &s);
   /// Calls `emit` for the kernels of tensors as they may lie, where one that
-  /// has `tokens` of a channel to a lane could have them together.
-  void emitByLayout(const ScanOperands &s, int64_t tokens,
+  /// has `own` tokens of a channel to a lane could have them together.
+  void emitByLayout(const ScanOperands &s, int64_t own,
                     llvm::function_ref<void(const ScanOperands &)> emit);
   void emitWarpKernel(const ScanOperands &s, ScanPass pass);
   void emitSplitKernel(const ScanOperands &s, const SplitTiling &t);
@@ -294,9 +301,10 @@ bool SelectiveScanKernels::hasPairs(const ScanOperands &s) {
 }
 
 void SelectiveScanKernels::emitByLayout(
-    const ScanOperands &s, int64_t tokens,
+    const ScanOperands &s, int64_t own,
     llvm::function_ref<void(const ScanOperands &)> emit) {
   SmallVector<Value> memrefs;
+  int64_t tokens = own;
   for (Value tensor :
        {Value(op.getU()), Value(op.getDelta()), Value(op.getZ())})
     for (Value leaf : e.leavesOf(tensor))
@@ -304,8 +312,13 @@ void SelectiveScanKernels::emitByLayout(
         memrefs.push_back(e.buffer(leaf));
   if (!isDense(s.y))
     memrefs.push_back(s.y);
+  SmallVector<Value> rows;
+  if (e.isReadByElement(op.getB()) && e.isReadByElement(op.getC())) {
+    rows = {e.buffer(op.getB()), e.buffer(op.getC())};
+    tokens = std::max(tokens, kRowTokens);
+  }
   // Where sequences start nobody knows.
-  if (memrefs.empty() || op.getSeqStarts() || tokens < 2)
+  if ((memrefs.empty() && rows.empty()) || op.getSeqStarts() || tokens < 2)
     return emit(s);
   auto isMultiple = [&](Value number) {
     Value rest =
@@ -316,9 +329,14 @@ void SelectiveScanKernels::emitByLayout(
   if (s.chunkStates)
     together = e.host.createOrFold<arith::AndIOp>(e.loc, together,
                                                   isMultiple(s.chunk));
-  for (Value memref : memrefs)
+  auto require = [&](Value memref, int64_t run) {
     together = e.host.createOrFold<arith::AndIOp>(
-        e.loc, together, e.haveRowsTogether(memref, tokens));
+        e.loc, together, e.haveRowsTogether(memref, /*axis=*/1, run));
+  };
+  for (Value memref : memrefs)
+    require(memref, own);
+  for (Value memref : rows)
+    require(memref, kRowTokens);
   ScanOperands with = s;
   with.areTokensTogether = true;
   e.ifThen(together, [&] { emit(with); }, [&] { emit(s); });
@@ -596,17 +614,19 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
     int64_t piece = 4;
     for (Value tensor : {Value(op.getB()), Value(op.getC())})
       piece = std::gcd(piece, rowAlignment(tensor));
-    int64_t piecesPerRow = states / piece;
-    int64_t pieces = steps * piecesPerRow;
-    int64_t rounds = llvm::divideCeil(pieces, 32);
     // Neighbouring lanes have neighbours in memory: of what is not dense, it is
     // tokens that are likely to be.
     bool areDense = B.isDense() && (!C || C.isDense());
+    int64_t pieceTokens = areRowsTogether(s) ? kRowTokens : 1;
+    int64_t piecesPerRow = states / piece, runs = steps / pieceTokens;
+    int64_t pieces = runs * piecesPerRow;
+    int64_t rounds = llvm::divideCeil(pieces, 32);
     auto stepOf = [&](Val index) {
-      return areDense ? index / double(piecesPerRow) : index % steps;
+      return areDense ? index / double(piecesPerRow)
+                      : (index % runs) * double(pieceTokens);
     };
     auto stateOf = [&](Val index) {
-      return (areDense ? index % piecesPerRow : index / double(steps)) *
+      return (areDense ? index % piecesPerRow : index / double(runs)) *
              double(piece);
     };
 
@@ -651,13 +671,16 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
         Val index = lane + double(32 * i);
         if (pieces % 32)
           index = k.min(index, k.i32(pieces - 1));
-        Val row = row0 + k.toI64(rowOf(stepOf(index)));
+        Val row = rowOf(stepOf(index));
+        if (pieceTokens > 1 && clampTo)
+          row = k.min(row, clampTo - double(pieceTokens));
+        row = row0 + k.toI64(row);
         Val n = stateOf(index);
         for (const DeviceTensor *tensor : {&B, &C})
           if (*tensor)
-            loaded.push_back(k.load(tensor->at({batch64, row, group}, n),
-                                    k.packedType(tensor->element, piece),
-                                    true));
+            loaded.push_back(k.load(
+                tensor->at({batch64, row, group}, n),
+                k.packedType(tensor->element, piece * pieceTokens), true));
       }
       return loaded;
     };
@@ -758,17 +781,23 @@ void SelectiveScanKernels::emitWarpKernel(const ScanOperands &s,
         const DeviceTensor *tensors[] = {&B, &C};
         for (auto [m, tensor] : llvm::enumerate(tensors))
           if (*tensor)
-            values[m] = k.unpack(*from++, tensor->element, piece);
+            values[m] = k.unpack(*from++, tensor->element, piece * pieceTokens);
         auto storeRows = [&] {
           Val at = (stepOf(index) * t.paddedStates() + stateOf(index)) * 4;
           for (int64_t m = 0; m < 2; ++m)
             if (!values[m].empty()) {
               // Aligned to 16 bytes only where rows are.
               int64_t width = t.paddedStates() % piece ? 1 : piece;
-              for (int64_t p = 0; p < piece; p += width)
-                k.store(k.vector(ArrayRef(values[m]).slice(p, width)),
-                        k.offset(k.offset(buffer, at),
-                                 (m ? cOffset : bOffset) + 4 * p));
+              auto to = [&](int64_t floats) {
+                return k.offset(k.offset(buffer, at),
+                                (m ? cOffset : bOffset) + 4 * floats);
+              };
+              if (pieceTokens > 1)
+                for (int64_t i = 0; i < pieceTokens; ++i)
+                  k.store(values[m][i], to(i * t.paddedStates()));
+              else
+                for (int64_t p = 0; p < piece; p += width)
+                  k.store(k.vector(ArrayRef(values[m]).slice(p, width)), to(p));
             }
         };
         if (pieces % 32)
@@ -1188,12 +1217,14 @@ void SelectiveScanKernels::emitSplitKernel(const ScanOperands &s,
         /// Neighbouring threads have neighbours in memory: of what is not
         /// dense, it is tokens that are likely to be.
         bool isDense;
-        int64_t tokens;
+        /// Tokens of a piece, and pieces along tokens.
+        int64_t tokens, runs;
         Val tokenOf(Val index) const {
-          return isDense ? index / double(perRow) : index % tokens;
+          return isDense ? index / double(perRow)
+                         : (index % runs) * double(tokens);
         }
         Val stateOf(Val index) const {
-          return (isDense ? index % perRow : index / double(tokens)) *
+          return (isDense ? index % perRow : index / double(runs)) *
                  double(elements);
         }
       };
@@ -1203,10 +1234,11 @@ void SelectiveScanKernels::emitSplitKernel(const ScanOperands &s,
         Piece &p = pieces[m];
         p.elements = std::gcd(states, rowAlignment(tensor));
         p.perRow = states / p.elements;
-        p.count = t.tokens * p.perRow;
-        p.rounds = llvm::divideCeil(p.count, t.auxThreads());
         p.isDense = (m ? C : B).isDense();
-        p.tokens = t.tokens;
+        p.tokens = areRowsTogether(s) ? kRowTokens : 1;
+        p.runs = t.tokens / p.tokens;
+        p.count = p.runs * p.perRow;
+        p.rounds = llvm::divideCeil(p.count, t.auxThreads());
       }
       if (t.paddedStates() != states) {
         // Padding stays zero: nothing else is written there.
@@ -1249,11 +1281,13 @@ void SelectiveScanKernels::emitSplitKernel(const ScanOperands &s,
             Val index = thread + double(i * t.auxThreads());
             if (p.count % t.auxThreads())
               index = k.min(index, k.i32(p.count - 1));
-            Val row = k.max(k.min(t0 + p.tokenOf(index), lastRow), k.i32(0));
-            loaded.push_back(
-                k.load(tensor.at({batch64, row0 + k.toI64(row), group},
-                                 p.stateOf(index)),
-                       k.packedType(tensor.element, p.elements), true));
+            Val row = k.max(k.min(t0 + p.tokenOf(index),
+                                  length - static_cast<double>(p.tokens)),
+                            k.i32(0));
+            loaded.push_back(k.load(
+                tensor.at({batch64, row0 + k.toI64(row), group},
+                          p.stateOf(index)),
+                k.packedType(tensor.element, p.elements * p.tokens), true));
           }
         }
         return loaded;
@@ -1305,9 +1339,15 @@ void SelectiveScanKernels::emitSplitKernel(const ScanOperands &s,
             Val index = thread + double(i * t.auxThreads());
             Val packed = *from++;
             auto store = [&] {
-              storeStates(k, layout, element, p.elements, packed,
-                          p.tokenOf(index), p.stateOf(index),
-                          k.offset(rows[m], 4 * slot * layout.words()));
+              Val token = p.tokenOf(index), n = p.stateOf(index);
+              Val to = k.offset(rows[m], 4 * slot * layout.words());
+              if (p.tokens == 1)
+                return storeStates(k, layout, element, p.elements, packed,
+                                   token, n, to);
+              for (auto [i, one] :
+                   llvm::enumerate(k.split(packed, element, p.tokens)))
+                storeStates(k, layout, element, 1, one,
+                            token + static_cast<double>(i), n, to);
             };
             if (p.count % t.auxThreads())
               k.ifThen(index < double(p.count), store);

@@ -21,6 +21,16 @@ KNOWN = {
     ("selective_scan-N64-f32", "selective_scan_split4x8x64"): 996,
     ("projection-f32", "projection_stream_8"): 4,
 }
+# Elements one by one, of tensors whose tokens are no neighbours in memory either.
+for element in ("f32", "f16", "bf16"):
+    for kernel in ("selective_scan_warp", "selective_scan_warp_outputs"):
+        KNOWN["strided_scan-N16-" + element, kernel] = 184 if element == "f32" else 144
+KNOWN["strided_scan-N16-f32", "selective_scan_split1x8x64"] = 144
+KNOWN["strided_scan-N16-f32", "selective_scan_split2x16x64"] = 152
+for chip in ("sm_90a", "sm_90"):
+    KNOWN[chip, "strided_scan-N16-f16", "selective_scan_split1x8x64"] = 20
+for chip in ("sm_80", "sm_86"):
+    KNOWN[chip, "strided_scan-N16-f32", "selective_scan_split2x16x64_tokens"] = 4
 # Between the shares of a block of threads, outside of the loops over tiles, which
 # at most load what does not change there.
 for chip, bounds in {
@@ -191,6 +201,15 @@ def sample(element):
     )
 
 
+def strided(program):
+    """Tokens as the neighbours in memory: what is of every token has any strides."""
+    head, rest = program.split("\n", 1)
+    of_tokens = r"(tensor<\?x\?x[^>]*>)"
+    head = re.sub(r"(%\w+: )" + of_tokens, r"\1\2 {ssm.any_strides}", head)
+    head = re.sub(r"-> \(" + of_tokens, r"-> (\1 {ssm.any_strides}", head)
+    return head + "\n" + rest
+
+
 def configurations():
     for element in ("f32", "f16", "bf16"):
         for states in (8, 16, 32, 64):
@@ -204,6 +223,8 @@ def configurations():
             yield "scan_step-N16-%s-%s" % (state, element), scan_step(element, state, 16)
         for emit in (conv, norm, hadamard, rotated_norm, projection, sample):
             yield "%s-%s" % (emit.__name__, element), emit(element)
+        yield "strided_scan-N16-" + element, strided(scan(element, 16))
+        yield "strided_conv-" + element, strided(conv(element))
 
 
 def compile(translate, ptxas, chip, name, program):
