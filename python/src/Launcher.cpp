@@ -39,8 +39,16 @@ struct Output {
   nb::object shapeTuple, stridesTuple;
 };
 
+/// Views of the tensors of a call, kept for the next, which takes no memory for
+/// them.
+struct Frame {
+  std::vector<Tensor> inputs, outputs;
+};
+
 struct Plan {
   std::shared_ptr<Executable> program;
+  /// Of calls that are over. Under the interpreter's lock.
+  std::vector<Frame> idle;
   std::vector<Operand> inputs;
   std::vector<Output> outputs;
   /// What is returned: numbers of outputs, -1 - i for argument i.
@@ -120,17 +128,24 @@ private:
   friend int traverse(PyObject *, visitproc, void *);
 };
 
-static Tensor viewOf(const Borrowed &base, const Operand &operand,
-                     const char *name) {
+/// Makes the view number `i` of `list`: anew, or of the one that was there.
+static void makeView(std::vector<Tensor> &list, size_t i, const Borrowed &base,
+                     const Operand &operand, const char *name) {
   base.expectPlain(name);
   char *data = static_cast<char *>(base.data) +
                operand.offset * static_cast<int64_t>(dtypeSize(base.dtype));
-  Expected<Tensor> view = Tensor::view(data, base.dtype, operand.shape,
-                                       operand.strides, base.device);
-  if (!view)
-    raise(Status(view.status().code(),
-                 std::string(name) + ": " + view.status().message()));
-  return std::move(*view);
+  Status status;
+  if (i < list.size()) {
+    status = list[i].rebind(data);
+  } else {
+    Expected<Tensor> view = Tensor::view(data, base.dtype, operand.shape,
+                                         operand.strides, base.device);
+    status = view.status();
+    if (view)
+      list.push_back(std::move(*view));
+  }
+  if (!status)
+    raise(Status(status.code(), std::string(name) + ": " + status.message()));
 }
 
 nb::object Launcher::call(PyObject *const *arguments, size_t count,
@@ -204,16 +219,20 @@ nb::object Launcher::call(PyObject *const *arguments, size_t count,
   }
 
   Device device = first->device;
-  std::vector<Tensor> inputs, outputs;
-  inputs.reserve(plan->inputs.size());
-  outputs.reserve(plan->outputs.size());
-  for (const Operand &operand : plan->inputs) {
-    if (operand.argument < 0) {
-      inputs.push_back(operand.constant);
-      continue;
-    }
-    const char *name = names[operand.argument].c_str();
-    inputs.push_back(viewOf(*borrowed[operand.argument], operand, name));
+  Frame frame;
+  if (!plan->idle.empty()) {
+    frame = std::move(plan->idle.back());
+    plan->idle.pop_back();
+  }
+  frame.inputs.reserve(plan->inputs.size());
+  frame.outputs.reserve(plan->outputs.size());
+  for (size_t i = 0; i < plan->inputs.size(); ++i) {
+    const Operand &operand = plan->inputs[i];
+    if (operand.argument >= 0)
+      makeView(frame.inputs, i, *borrowed[operand.argument], operand,
+               names[operand.argument].c_str());
+    else if (i == frame.inputs.size())
+      frame.inputs.push_back(operand.constant);
   }
   std::vector<nb::object> made(plan->outputs.size());
   for (size_t i = 0; i < plan->outputs.size(); ++i) {
@@ -222,7 +241,7 @@ nb::object Launcher::call(PyObject *const *arguments, size_t count,
       const Borrowed &one = *borrowed[output.view.argument];
       const char *name = names[output.view.argument].c_str();
       one.expectWritable(name);
-      outputs.push_back(viewOf(one, output.view, name));
+      makeView(frame.outputs, i, one, output.view, name);
       continue;
     }
     made[i] = first->library == Library::Torch
@@ -230,16 +249,18 @@ nb::object Launcher::call(PyObject *const *arguments, size_t count,
                               output.stridesTuple, device)
                   : makeTensor(first->library, output.dtype, output.shape,
                                output.strides, device);
-    outputs.push_back(
-        viewOf(Borrowed(made[i], "output"), output.view, "output"));
+    makeView(frame.outputs, i, Borrowed(made[i], "output"), output.view,
+             "output");
   }
   void *stream = currentStream(first->library, device);
   Status status;
   {
     nb::gil_scoped_release unlocked;
-    status = plan->program->run("main", inputs.data(), inputs.size(),
-                                outputs.data(), outputs.size(), stream);
+    status =
+        plan->program->run("main", frame.inputs.data(), frame.inputs.size(),
+                           frame.outputs.data(), frame.outputs.size(), stream);
   }
+  plan->idle.push_back(std::move(frame));
   if (!status)
     raise(Status(status.code(), op + ": " + status.message()));
   auto result = [&](int number) -> nb::object {

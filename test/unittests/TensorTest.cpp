@@ -543,6 +543,28 @@ TEST(TensorTest, ViewErrors) {
       Tensor::view(Memory, DType::U8, {Max64, Max64}, {0, 0})));
 }
 
+TEST(TensorTest, Rebind) {
+  float Memory[12] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+  Tensor T = get(Tensor::view(Memory + 5, DType::F32, {3}, {-2}));
+  ASSERT_TRUE(T.rebind(Memory + 11));
+  EXPECT_EQ(T.data(), Memory + 11);
+  EXPECT_EQ(T.strides(), std::vector<int64_t>{-2});
+  EXPECT_EQ(get(T.to(DType::F32)).dataAs<float>()[2], 7);
+  // What fails changes nothing.
+  EXPECT_EQ(T.rebind(nullptr).code(), StatusCode::InvalidArgument);
+  EXPECT_EQ(T.rebind(reinterpret_cast<char *>(Memory) + 2).code(),
+            StatusCode::InvalidArgument);
+  EXPECT_EQ(T.rebind(reinterpret_cast<void *>(uintptr_t(8))).code(),
+            StatusCode::InvalidArgument);
+  EXPECT_EQ(T.data(), Memory + 11);
+  // Memory that it owned is given back.
+  Tensor Own = get(Tensor::empty(DType::F32, {3}));
+  std::weak_ptr<void> Watch = Own.storage();
+  ASSERT_TRUE(Own.rebind(Memory));
+  EXPECT_TRUE(Watch.expired());
+  EXPECT_EQ(Own.dataAs<float>()[2], 2);
+}
+
 TEST(TensorTest, IsContiguous) {
   Tensor T = iota(DType::F32, {2, 3, 4});
   EXPECT_TRUE(T.isContiguous());

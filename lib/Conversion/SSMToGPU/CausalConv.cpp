@@ -77,11 +77,12 @@ public:
       count = std::gcd(count, rowAlignment(op.getFinalState()));
   }
 
-  void emit() { isByElement ? emitAlongTokens() : emitAlongChannels(); }
+  void emit();
 
 private:
   void emitAlongChannels();
-  void emitAlongTokens();
+  /// For whole runs that lie together, or for any.
+  void emitAlongTokens(bool areTogether);
 
   /// Where a thread works: tokens from `start` of a sequence on.
   struct Place {
@@ -367,11 +368,41 @@ void CausalConvKernel::emitAlongChannels() {
   writeState(t, run);
   Value rows = isPacked ? e.min(sequences.count, e.index(1)) : sequences.count;
   k.launch(e.gridOf(blocks, rows));
+}
+
+void CausalConvKernel::emit() {
+  if (!isByElement) {
+    emitAlongChannels();
+    return replaceOp();
+  }
+  SmallVector<Value> memrefs{y};
+  for (Value leaf : e.leavesOf(op.getX()))
+    if (e.isReadByElement(leaf))
+      memrefs.push_back(e.buffer(leaf));
+  bool isDense =
+      cast<MemRefType>(y.getType()).getStridesAndOffset().first.back() == 1;
+  // Where sequences start nobody knows.
+  if (isPacked || isDense) {
+    emitAlongTokens(/*areTogether=*/false);
+    return replaceOp();
+  }
+  Value rest = e.host.createOrFold<arith::RemUIOp>(e.loc, sequences.length,
+                                                   e.index(steps));
+  Value together = e.cmp(arith::CmpIPredicate::eq, rest, e.index(0));
+  for (Value memref : memrefs)
+    together = e.host.createOrFold<arith::AndIOp>(
+        e.loc, together, e.haveRowsTogether(memref, /*axis=*/1, steps));
+  // Before branches that use them.
+  e.makeBuffers();
+  e.ifThen(
+      together, [&] { emitAlongTokens(/*areTogether=*/true); },
+      [&] { emitAlongTokens(/*areTogether=*/false); });
   replaceOp();
 }
 
-void CausalConvKernel::emitAlongTokens() {
-  KernelBuilder k(e.host, e.loc, e.kernels, "causal_conv_tokens",
+void CausalConvKernel::emitAlongTokens(bool areTogether) {
+  KernelBuilder k(e.host, e.loc, e.kernels,
+                  areTogether ? "causal_conv_tokens" : "causal_conv_strided",
                   {kThreads, kMinBlocksTokens});
   Operands t(*this, k);
   // A sequence without tokens still has a state.
@@ -399,6 +430,8 @@ void CausalConvKernel::emitAlongTokens() {
   };
   std::vector<Begun> list(kRuns);
   size_t before = kBefore * t.x.numLoaded();
+  // Of a first run, too, where that is no shorter.
+  bool canLoadBefore = areTogether && steps >= kBefore;
   Cursor from, to;
   for (auto [i, b] : llvm::enumerate(list)) {
     Val slot = firstSlot + static_cast<double>(32 * i);
@@ -422,9 +455,11 @@ void CausalConvKernel::emitAlongTokens() {
     b.to = t.output.moved(to, row);
     b.loaded = k.loadIf(b.works, [&] {
       // Nothing lies before a sequence: its first tokens, which are not used.
-      Vals loaded = t.x.loadRows(
-          own, k.select(b.isFirst, k.i32(0), k.i32(-kBefore)), b.todo, kBefore);
-      llvm::append_range(loaded, t.x.loadRows(own, k.i32(0), b.todo, steps));
+      Vals loaded =
+          t.x.loadRows(own, k.select(b.isFirst, k.i32(0), k.i32(-kBefore)),
+                       b.todo, kBefore, canLoadBefore);
+      llvm::append_range(
+          loaded, t.x.loadRows(own, k.i32(0), b.todo, steps, areTogether));
       return loaded;
     });
   }
@@ -458,9 +493,11 @@ void CausalConvKernel::emitAlongTokens() {
       Vals results;
       for (int64_t i = 0; i < steps; ++i)
         results.push_back(sumsOf(t, taps, ArrayRef(inputs).slice(i, width))[0]);
+      if (areTogether)
+        return t.output.storeRows(b.to, k.i32(0), results, true);
       k.ifElse(
           b.todo == double(steps),
-          [&] { t.output.storeRows(b.to, k.i32(0), results); },
+          [&] { t.output.storeRows(b.to, k.i32(0), results, false); },
           [&] {
             for (int64_t i = 0; i + 1 < steps; ++i)
               k.ifThen(b.todo > double(i), [&] {
@@ -473,7 +510,6 @@ void CausalConvKernel::emitAlongTokens() {
   Value rows = isPacked ? e.min(sequences.count, e.index(1)) : sequences.count;
   k.launch(
       e.gridOf(e.ceilDiv(e.mul(perChannel, channels), e.index(kWarps)), rows));
-  replaceOp();
 }
 
 namespace {

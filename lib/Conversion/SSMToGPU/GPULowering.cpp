@@ -492,7 +492,7 @@ Vals InputStream::loadTile(const Cursor &cursor, int64_t rows,
 }
 
 Vals InputStream::loadRows(const Cursor &cursor, Val first, Val limit,
-                           int64_t count) const {
+                           int64_t count, bool areTogether) const {
   SmallVector<Vals> rows(count);
   auto rowOf = [&](int64_t i) {
     return k->min(first + double(i), limit - 1.0);
@@ -516,14 +516,15 @@ Vals InputStream::loadRows(const Cursor &cursor, Val first, Val limit,
     } else {
       Val start = k->offset(pointer,
                             k->toI64(first) * memory.stride(memory.rank() - 2));
-      values = k->ifValues(
-          memory.areTogether(start, count) & (first + double(count) <= limit),
-          [&] {
-            Type type = k->packedType(memory.element, count);
-            // LLVM would load the elements of a vector each for itself.
-            return k->split(k->loadInPlace(start, type), memory.element, count);
-          },
-          each);
+      auto together = [&] {
+        Type type = k->packedType(memory.element, count);
+        // LLVM would load the elements of a vector each for itself.
+        return k->split(k->loadInPlace(start, type), memory.element, count);
+      };
+      values = areTogether ? together()
+                           : k->ifValues(memory.areTogether(start, count) &
+                                             (first + double(count) <= limit),
+                                         together, each);
     }
     for (auto [row, value] : llvm::zip_equal(rows, values))
       row.push_back(value);
@@ -654,7 +655,7 @@ void OutputStream::storeTile(const Cursor &cursor, ArrayRef<Vals> rows) const {
 }
 
 void OutputStream::storeRows(const Cursor &cursor, Val first,
-                             ArrayRef<Val> values) const {
+                             ArrayRef<Val> values, bool areTogether) const {
   Val start = moved(cursor, first).pointers.back();
   Vals results(values);
   if (operands)
@@ -667,11 +668,13 @@ void OutputStream::storeRows(const Cursor &cursor, Val first,
                k->offset(start, memory.stride(memory.rank() - 2) *
                                     static_cast<double>(i)));
   };
+  auto together = [&] { k->store(k->pack(results, memory.element), start); };
   if (memory.isDense())
-    return each();
-  k->ifElse(
-      memory.areTogether(start, results.size()),
-      [&] { k->store(k->pack(results, memory.element), start); }, each);
+    each();
+  else if (areTogether)
+    together();
+  else
+    k->ifElse(memory.areTogether(start, results.size()), together, each);
 }
 
 //===----------------------------------------------------------------------===//

@@ -213,9 +213,10 @@ public:
   /// Loads an element each of `count` rows from `first` on, a power of two and
   /// at most 16 bytes: what as many load() return, one after another. Rows from
   /// `limit` on are the last before it. They are loaded together where they are
-  /// neighbours in memory and aligned.
-  Vals loadRows(const Cursor &cursor, Val first, Val limit,
-                int64_t count) const;
+  /// neighbours in memory and aligned, which `areTogether` knows of all that
+  /// are not dense (see haveRowsTogether()), none of them beyond the limit.
+  Vals loadRows(const Cursor &cursor, Val first, Val limit, int64_t count,
+                bool areTogether) const;
   /// Loads `count` elements of each of `rows` rows, neighbours in memory where
   /// the elements are not (see haveRowsTogether()): what as many load() return.
   Vals loadTile(const Cursor &cursor, int64_t rows, int64_t count) const;
@@ -255,9 +256,9 @@ public:
   /// Writes f32 values, consecutive on the last axis.
   void store(const Cursor &cursor, llvm::ArrayRef<Val> values) const;
   /// Writes one to each row from `first` on, together where they are neighbours
-  /// in memory and aligned.
-  void storeRows(const Cursor &cursor, Val first,
-                 llvm::ArrayRef<Val> values) const;
+  /// in memory and aligned, which `areTogether` knows.
+  void storeRows(const Cursor &cursor, Val first, llvm::ArrayRef<Val> values,
+                 bool areTogether) const;
   /// Writes values of each of some rows, neighbours in memory where the values
   /// are not (see haveRowsTogether()).
   void storeTile(const Cursor &cursor, llvm::ArrayRef<Vals> rows) const;

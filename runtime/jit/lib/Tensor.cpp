@@ -556,20 +556,12 @@ Expected<Tensor> Tensor::empty(DType Type, std::vector<int64_t> Shape,
   return Result;
 }
 
-Expected<Tensor> Tensor::view(void *Ptr, DType Type, std::vector<int64_t> Shape,
-                              std::vector<int64_t> Strides, Device Dev,
-                              std::shared_ptr<void> Owner) {
-  Expected<int64_t> Bytes = countBytes(Type, Shape);
-  if (!Bytes)
-    return Bytes.takeStatus();
-  if (Strides.empty())
-    Strides = contiguousStrides(Shape);
-  if (Strides.size() != Shape.size())
-    return Status::invalidArgument("wrong number of strides for shape " +
-                                   listToString(Shape) + "; expected " +
-                                   std::to_string(Shape.size()) + ", got " +
-                                   std::to_string(Strides.size()));
-  if (!Ptr && *Bytes != 0)
+/// Checks the conditions of a tensor at an address, \p Bytes of which are its
+/// elements'.
+static Status checkPlace(void *Ptr, DType Type,
+                         const std::vector<int64_t> &Shape,
+                         const std::vector<int64_t> &Strides, int64_t Bytes) {
+  if (!Ptr && Bytes != 0)
     return Status::invalidArgument("no data for shape " + listToString(Shape) +
                                    "; expected an address, got null");
 
@@ -583,7 +575,7 @@ Expected<Tensor> Tensor::view(void *Ptr, DType Type, std::vector<int64_t> Shape,
 
   Span Reach;
   bool Fits = computeSpan(Type, Shape, Strides, Reach);
-  if (Fits && *Bytes != 0) {
+  if (Fits && Bytes != 0) {
     uintptr_t Unused;
     Fits = Address >= 0 - static_cast<uintptr_t>(Reach.Low) &&
            !__builtin_add_overflow(Address, static_cast<uintptr_t>(Reach.High),
@@ -595,6 +587,24 @@ Expected<Tensor> Tensor::view(void *Ptr, DType Type, std::vector<int64_t> Shape,
         listToString(Strides) +
         " leaves the address space; expected every element inside, got an "
         "overflow");
+  return Status::ok();
+}
+
+Expected<Tensor> Tensor::view(void *Ptr, DType Type, std::vector<int64_t> Shape,
+                              std::vector<int64_t> Strides, Device Dev,
+                              std::shared_ptr<void> Owner) {
+  Expected<int64_t> Bytes = countBytes(Type, Shape);
+  if (!Bytes)
+    return Bytes.takeStatus();
+  if (Strides.empty())
+    Strides = contiguousStrides(Shape);
+  if (Strides.size() != Shape.size())
+    return Status::invalidArgument("wrong number of strides for shape " +
+                                   listToString(Shape) + "; expected " +
+                                   std::to_string(Shape.size()) + ", got " +
+                                   std::to_string(Strides.size()));
+  if (Status Place = checkPlace(Ptr, Type, Shape, Strides, *Bytes); !Place)
+    return Place;
 
   Tensor Result;
   Result.Storage = std::move(Owner);
@@ -604,6 +614,15 @@ Expected<Tensor> Tensor::view(void *Ptr, DType Type, std::vector<int64_t> Shape,
   Result.Shape = std::move(Shape);
   Result.Strides = std::move(Strides);
   return Result;
+}
+
+Status Tensor::rebind(void *Ptr) {
+  Status Place = checkPlace(Ptr, Type, Shape, Strides, numBytes());
+  if (!Place)
+    return Place;
+  Data = Ptr;
+  Storage = nullptr;
+  return Place;
 }
 
 int64_t Tensor::dim(int Dim) const {

@@ -32,9 +32,18 @@ func.func @scan(%u: tensor<?x?x128xbf16> {ssm.any_strides}, %A: tensor<128x16xf3
 
 // -----
 
-// A thread loads the four tokens before its eight, and those, at once where it
-// finds them together, and four times that before it computes.
+// A thread loads the four tokens before its eight, and those, and four times
+// that before it computes.
 // CHECK-LABEL: gpu.func @causal_conv_tokens(
+// CHECK-NOT: -> i16
+// CHECK-COUNT-8: llvm.inline_asm {{.*}}"ld.global.v{{2.b32 ..0,.1., ..2.|4.b32 ..0,.1,.2,.3., ..4.}};"
+// CHECK: llvm.intr.fma
+// CHECK-NOT: llvm.store {{.*}}i16,
+// CHECK: llvm.store %{{.+}} {alignment = 16 : i64} : vector<4xi32>, !llvm.ptr<1>
+// CHECK-NOT: llvm.store {{.*}}i16,
+// CHECK: gpu.return
+// Of other tensors at once where it finds them together.
+// CHECK-LABEL: gpu.func @causal_conv_strided(
 // CHECK: llvm.inline_asm {{.*}}"ld.global.v2.b32 {$0,$1}, [$2];"
 // CHECK: llvm.load %{{.+}} invariant {alignment = 2 : i64} : !llvm.ptr<1> -> i16
 // CHECK-COUNT-4: llvm.inline_asm {{.*}}"ld.global.v4.b32 {$0,$1,$2,$3}, [$4];"
@@ -44,6 +53,7 @@ func.func @scan(%u: tensor<?x?x128xbf16> {ssm.any_strides}, %A: tensor<128x16xf3
 // CHECK: gpu.return
 // CHECK-LABEL: func.func @conv(
 // CHECK: gpu.launch_func @kernels::@causal_conv_tokens
+// CHECK: gpu.launch_func @kernels::@causal_conv_strided
 // CHECK-NOT: gpu.launch_func
 func.func @conv(%x: tensor<?x?x2048xbf16> {ssm.any_strides}, %w: tensor<2048x4xbf16>) -> (tensor<?x?x2048xbf16> {ssm.any_strides}) {
   %y = ssm.causal_conv %x, %w {silu} : tensor<?x?x2048xbf16>, tensor<2048x4xbf16> -> tensor<?x?x2048xbf16>

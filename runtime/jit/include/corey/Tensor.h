@@ -184,6 +184,11 @@ public:
                                Device Dev = Device(),
                                std::shared_ptr<void> Owner = nullptr);
 
+  /// Views other memory of the device with the same type, shape and strides:
+  /// `view` without an owner, but takes no memory for either list. On failure,
+  /// which is as there, the tensor is unchanged.
+  Status rebind(void *Ptr);
+
   /// Returns the address of the element whose indices are all zero. For a CUDA
   /// tensor this is a device address.
   void *data() const { return Data; }
