@@ -12,6 +12,7 @@ ops, and as one program, and has `corey-bench lm` do that in turn with it.
 
 import argparse
 import datetime
+import functools
 import json
 import platform
 import statistics
@@ -57,7 +58,7 @@ def write(arguments, device, rows):
 # ===-- Calls --------------------------------------------------------------=== #
 
 
-def per_call(call, wait, runs=200, rounds=60):
+def per_call(call, wait, runs=200, rounds=20):
     """The median of rounds, microseconds. What was launched is waited for between
     them, so that no queue fills up."""
     for _ in range(runs):
@@ -112,10 +113,10 @@ def time_calls(arguments):
         sys.exit("benchmark.py: error: --device: expected torch for tensors of a device, got none")
     wait = torch.cuda.synchronize if device != "cpu" else lambda: None
 
+    calls = []
+
     def measure(op, library, layout, call):
-        microseconds = per_call(call, wait)
-        print(f"{op:34} {library:6} {layout:14} {microseconds:7.2f} us", flush=True)
-        rows.append({"benchmark": "call", "op": op, "library": library, "layout": layout, "median_us": microseconds})
+        calls.append(({"benchmark": "call", "op": op, "library": library, "layout": layout}, call))
 
     program = corey.compile("""func.func @main(%x: tensor<?x4xf32>) -> tensor<?x4xf32> {
       %0 = ssm.neg %x : tensor<?x4xf32>
@@ -135,16 +136,20 @@ def time_calls(arguments):
         ).copy_(torch.from_numpy(a))
     for library, make in libraries.items():
         x, out = make(np.ones((1, 4), "float32")), make(np.ones((1, 4), "float32"))
-        measure("Executable, given output", library, "", lambda: program(x, out=out))
+        measure("Executable, given output", library, "", functools.partial(program, x, out=out))
         for layout in ("channel-last", "channel-first"):
             for name, given in arguments_of_ops(layout == "channel-last").items():
                 given = [make(a) if isinstance(a, np.ndarray) else a for a in given]
-                op = getattr(ops, name)
-                measure(name, library, layout, lambda: op(*given))
+                measure(name, library, layout, functools.partial(getattr(ops, name), *given))
     if torch:
-        x = torch.ones(8, device=device)
-        measure("torch's own addition", "torch", "", lambda: x + x)
+        measure("torch's own addition", "torch", "", functools.partial(torch.add, x, x))
         measure("torch.empty_strided", "torch", "", lambda: torch.empty_strided((1, 24, 2), (48, 1, 24), device=device))
+    # In turns: what else the machine does meanwhile is in none of the medians.
+    times = [[per_call(call, wait) for _, call in calls] for _ in range(5)]
+    for i, (row, _) in enumerate(calls):
+        row["median_us"] = statistics.median(turn[i] for turn in times)
+        print(f"{row['op']:34} {row['library']:6} {row['layout']:14} {row['median_us']:7.2f} us", flush=True)
+        rows.append(row)
     write(arguments, device, rows)
 
 
