@@ -92,6 +92,18 @@ bool takesAsItLies(const Launch &launch, const Tensor &tensor) {
                      words.begin(), words.end()) != launch.arguments.end();
 }
 
+/// What a run launches, which neither copies nor allocates.
+std::vector<Launch> launchesOfRun(Executable &program,
+                                  const std::vector<Tensor> &inputs,
+                                  std::vector<Tensor> &outputs) {
+  takeLaunches();
+  corey_fake_reset_calls();
+  EXPECT_TRUE(program.run("main", inputs, outputs));
+  for (const char *name : {"cuMemcpyDtoDAsync", "cuMemAlloc"})
+    EXPECT_EQ(corey_fake_calls(name), 0u) << name;
+  return takeLaunches();
+}
+
 class CUDAExecutableTest : public testing::Test {
 protected:
   void SetUp() override {
@@ -637,12 +649,7 @@ TEST_F(CUDAExecutableTest, DecaysAreReadAsTheyLie) {
   auto run = [&](const Tensor &decay) {
     std::vector<Tensor> inputs = {x, decay, B};
     std::vector<Tensor> outputs = take(program->makeOutputs("main", inputs));
-    takeLaunches();
-    corey_fake_reset_calls();
-    ASSERT_OK(program->run("main", inputs, outputs));
-    for (const char *name : {"cuMemcpyDtoDAsync", "cuMemAlloc"})
-      EXPECT_EQ(corey_fake_calls(name), 0u) << name;
-    std::vector<Launch> launches = takeLaunches();
+    std::vector<Launch> launches = launchesOfRun(*program, inputs, outputs);
     ASSERT_EQ(launches.size(), 1u);
     EXPECT_EQ(launches[0].kernel, "ssd");
     EXPECT_TRUE(takesAsItLies(launches[0], decay)) << decay.describe();
@@ -686,12 +693,7 @@ TEST_F(CUDAExecutableTest, MarkedTensorsAreReadAndWrittenAsTheyLie) {
     std::shared_ptr<Executable> program = compile(source);
     std::vector<Tensor> outputs{output};
     ASSERT_OK(program->run("main", inputs, outputs));
-    takeLaunches();
-    corey_fake_reset_calls();
-    ASSERT_OK(program->run("main", inputs, outputs));
-    for (const char *name : {"cuMemcpyDtoDAsync", "cuMemAlloc"})
-      EXPECT_EQ(corey_fake_calls(name), 0u) << name;
-    std::vector<Launch> launches = takeLaunches();
+    std::vector<Launch> launches = launchesOfRun(*program, inputs, outputs);
     ASSERT_EQ(launches.size(), 1u);
     EXPECT_TRUE(takesAsItLies(launches[0], inputs[0]));
     EXPECT_TRUE(takesAsItLies(launches[0], output));
