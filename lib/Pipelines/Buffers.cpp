@@ -109,19 +109,23 @@ static void convertStridedTensors(func::FuncOp function) {
         /*writable=*/false);
     argument.replaceAllUsesExcept(tensor, tensor);
   }
-  auto terminator =
-      cast<func::ReturnOp>(function.getBody().front().getTerminator());
-  builder.setInsertionPoint(terminator);
-  for (OpOperand &result : terminator->getOpOperands())
-    if (auto type = dyn_cast<RankedTensorType>(result.get().getType());
-        type && function.getResultAttr(result.getOperandNumber(),
-                                       corey::ssm::kAnyStridesAttr))
+  SmallVector<Type> results(function.getResultTypes());
+  for (unsigned i = 0; i < results.size(); ++i) {
+    auto type = dyn_cast<RankedTensorType>(results[i]);
+    if (!type || !function.getResultAttr(i, corey::ssm::kAnyStridesAttr))
+      continue;
+    results[i] = anyStridesType(type);
+    // Branches of a function each have an end of their own.
+    for (auto end : function.getOps<func::ReturnOp>()) {
+      builder.setInsertionPoint(end);
+      OpOperand &result = end->getOpOperand(i);
       result.set(bufferization::ToBufferOp::create(
-          builder, terminator.getLoc(), anyStridesType(type), result.get(),
+          builder, end.getLoc(), anyStridesType(type), result.get(),
           /*read_only=*/true));
-  function.setType(FunctionType::get(function.getContext(),
-                                     function.getBody().getArgumentTypes(),
-                                     terminator.getOperandTypes()));
+    }
+  }
+  function.setType(FunctionType::get(
+      function.getContext(), function.getBody().getArgumentTypes(), results));
 }
 
 namespace {

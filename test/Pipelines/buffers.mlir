@@ -72,6 +72,16 @@ func.func @any_strides(%x: tensor<?x8xf32> {ssm.any_strides}, %i: index) -> (f32
   return %0, %1 : f32, vector<4xf32>
 }
 
+// Functions of several blocks, one of which returns.
+// CHECK-LABEL: func.func private @branches(
+// CHECK: cf.br
+// CHECK: return %{{.+}} : memref<4xf32
+func.func private @branches(%x: tensor<4xf32>) -> tensor<4xf32> {
+  cf.br ^end
+^end:
+  return %x : tensor<4xf32>
+}
+
 // Scalars are returned as before; tensors without axes have no strides.
 // CHECK-LABEL: func.func @scalars(
 // CHECK-SAME: %[[X:.+]]: memref<f32, strided<[], offset: ?>>, %[[N:.+]]: index, %[[OUT:.+]]: memref<f32>) -> index
